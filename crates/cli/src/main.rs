@@ -1,0 +1,4 @@
+//! The `seriatim` command.
+#[global_allocator]
+static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
+fn main() {}

@@ -1,0 +1,629 @@
+//! All lanes of one worker.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Instant;
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use crate::assignment::AssignmentEpoch;
+use crate::lane::{Fate, Lane, LaneId, LaneState, Outcome, Queued, Verdict};
+use crate::record::SessionHash;
+use crate::retry::Retry;
+
+/// The lanes of one worker: which session is busy, whose record may start next, whose waits for its retry.
+///
+/// A lane and its queue take about 130 bytes beside the record; an idle session takes nothing.
+#[derive(Debug)]
+pub struct Lanes<R> {
+    by_session: HashTable<(SessionHash, LaneId)>,
+    lanes: Slab<Lane>,
+    queue: Slab<Node<R>>,
+    /// Ready lanes, oldest record first. An entry is void when the lane's oldest record is no longer that one.
+    ready: BinaryHeap<Reverse<(u64, LaneId)>>,
+    /// Waiting lanes, first due first; void as above.
+    waiting: BinaryHeap<Reverse<(Instant, u64, LaneId)>>,
+    next_sequence: u64,
+    retry: Retry,
+}
+
+#[derive(Debug)]
+struct Node<R> {
+    queued: Queued<R>,
+    /// The order of arrival at this worker, over all partitions.
+    sequence: u64,
+    next: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Memory of this many lanes or records is kept when all are gone; what a burst took beyond it is given back.
+const RETAINED_MAX: usize = 16 * 1024;
+
+impl<R> Lanes<R> {
+    /// No lanes yet; failed attempts will follow `retry`.
+    pub fn new(retry: Retry) -> Self {
+        Self {
+            by_session: HashTable::new(),
+            lanes: Slab::new(),
+            queue: Slab::new(),
+            ready: BinaryHeap::new(),
+            waiting: BinaryHeap::new(),
+            next_sequence: 0,
+            retry,
+        }
+    }
+
+    /// Whether the session has an unsettled record here, so that a new one has to wait.
+    #[inline]
+    pub fn is_busy(&self, session: SessionHash) -> bool {
+        self.find(session).is_some()
+    }
+
+    /// Whether some lane's record could start now but for want of a slot.
+    #[inline]
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// How many sessions are busy.
+    pub fn len(&self) -> usize {
+        self.by_session.len()
+    }
+
+    /// Whether no session is busy.
+    pub fn is_empty(&self) -> bool {
+        self.by_session.is_empty()
+    }
+
+    /// Puts a record behind all others of its session. Returns the slot in which an older record of the session runs,
+    /// whose handler may want to know.
+    pub fn enqueue(&mut self, session: SessionHash, queued: Queued<R>) -> Option<u32> {
+        let (node, sequence) = self.push_node(queued);
+        match self.entry(session) {
+            Ok(lane) => {
+                let lane = &mut self.lanes[lane.0];
+                let tail = std::mem::replace(&mut lane.tail, node);
+                self.queue[tail].next = node;
+                match lane.state {
+                    LaneState::Running { slot } => Some(slot),
+                    LaneState::Ready | LaneState::Waiting { .. } => None,
+                }
+            }
+            Err(new) => {
+                self.lanes[new.0] = lane(session, LaneState::Ready, node);
+                self.ready.push(Reverse((sequence, new)));
+                None
+            }
+        }
+    }
+
+    /// Opens a lane for a record that started at once in `slot`, before it had a lane, and did not end at once.
+    ///
+    /// # Panics
+    /// When the session is busy: two of its records would run at a time.
+    pub fn open_running(&mut self, session: SessionHash, queued: Queued<R>, slot: u32) -> LaneId {
+        let (node, _) = self.push_node(queued);
+        match self.entry(session) {
+            Ok(_) => panic!("{session:?} has a record running already"),
+            Err(new) => {
+                self.lanes[new.0] = lane(session, LaneState::Running { slot }, node);
+                new
+            }
+        }
+    }
+
+    /// The lane whose record should start next: the oldest record among lanes that are ready or whose wait is over. It
+    /// counts as running in `slot` from here, with one more attempt.
+    pub fn next(&mut self, slot: u32, now: Instant) -> Option<LaneId> {
+        self.end_waits(now);
+        while let Some(Reverse((sequence, id))) = self.ready.pop() {
+            if !self.is_current(id, sequence) || self.lanes[id.0].state != LaneState::Ready {
+                continue;
+            }
+            let lane = &mut self.lanes[id.0];
+            lane.state = LaneState::Running { slot };
+            let queued = &mut self.queue[lane.head].queued;
+            queued.attempts += 1;
+            queued.first_started.get_or_insert(now);
+            return Some(id);
+        }
+        None
+    }
+
+    /// The oldest record of a lane.
+    pub fn head(&self, lane: LaneId) -> &Queued<R> {
+        &self.queue[self.lanes[lane.0].head].queued
+    }
+
+    /// As [`head`](Self::head), to change.
+    pub fn head_mut(&mut self, lane: LaneId) -> &mut Queued<R> {
+        &mut self.queue[self.lanes[lane.0].head].queued
+    }
+
+    /// The session of a lane.
+    pub fn session(&self, lane: LaneId) -> SessionHash {
+        self.lanes[lane.0].session
+    }
+
+    /// Whether a newer record waits behind the oldest.
+    pub fn newer_waits(&self, lane: LaneId) -> bool {
+        let lane = &self.lanes[lane.0];
+        lane.head != lane.tail
+    }
+
+    /// Takes the outcome of what ran in `lane` and decides. Whatever the verdict, no other record of the session starts
+    /// before this one is settled or dropped.
+    ///
+    /// # Panics
+    /// When nothing runs in the lane.
+    pub fn finish(&mut self, lane: LaneId, outcome: Outcome, now: Instant) -> Verdict {
+        let entry = &self.lanes[lane.0];
+        assert!(
+            matches!(entry.state, LaneState::Running { .. }),
+            "{:?} reports an outcome, but nothing of it runs",
+            entry.session
+        );
+        match outcome {
+            Outcome::Handled | Outcome::DeadLettered => {
+                self.advance(lane);
+                Verdict::Settled
+            }
+            Outcome::Cancelled => {
+                self.advance(lane);
+                Verdict::Dropped
+            }
+            Outcome::Permanent => Verdict::DeadLetter(Fate::Permanent),
+            Outcome::Transient(delay) => match self.next_attempt(lane, delay, now) {
+                Some(until) => self.wait(lane, until),
+                None => Verdict::DeadLetter(Fate::Exhausted),
+            },
+            // A dead letter that cannot be written is neither dropped nor forgotten: the lane waits, and only that lane.
+            Outcome::DeadLetterFailed(times) => {
+                let (session, offset) = (self.session(lane), self.head(lane).offset);
+                let endless = Retry {
+                    attempts_max: u32::MAX,
+                    elapsed_max: None,
+                    ..self.retry
+                };
+                let until = endless.next(times, now, now, session, offset).unwrap_or(now + endless.cap);
+                self.wait(lane, until)
+            }
+        }
+    }
+
+    /// When the next wait ends, if any lane waits. It may name a time that nothing is due at any more.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.waiting.peek().map(|Reverse((until, ..))| *until)
+    }
+
+    /// Drops all records of `epoch` that do not run, and reports the lanes that lost their oldest record by it. What runs
+    /// goes on, and its outcome is still to be reported.
+    pub fn drop_queued(&mut self, epoch: AssignmentEpoch, mut lost_head: impl FnMut(LaneId)) {
+        let ids: Vec<LaneId> = self.by_session.iter().map(|(_, id)| *id).collect();
+        for id in ids {
+            if self.drop_queued_of(id, epoch) {
+                lost_head(id);
+            }
+        }
+    }
+
+    fn drop_queued_of(&mut self, id: LaneId, epoch: AssignmentEpoch) -> bool {
+        let running = matches!(self.lanes[id.0].state, LaneState::Running { .. });
+        let first = self.lanes[id.0].head;
+        let mut previous = NONE;
+        let mut node = first;
+        while node != NONE {
+            let next = self.queue[node].next;
+            let keep = self.queue[node].queued.epoch != epoch || (running && node == first);
+            if keep {
+                previous = node;
+            } else {
+                match previous {
+                    NONE => self.lanes[id.0].head = next,
+                    previous => self.queue[previous].next = next,
+                }
+                self.queue.remove(node);
+            }
+            node = next;
+        }
+        let lane = &mut self.lanes[id.0];
+        lane.tail = previous;
+        let lost_head = lane.head != first;
+        if previous == NONE {
+            self.evict(id);
+        } else if lost_head {
+            self.make_ready(id);
+        }
+        lost_head
+    }
+
+    fn next_attempt(&self, lane: LaneId, delay: Option<std::time::Duration>, now: Instant) -> Option<Instant> {
+        let (session, queued) = (self.session(lane), self.head(lane));
+        let first = queued.first_started.unwrap_or(now);
+        match delay {
+            None => self.retry.next(queued.attempts, first, now, session, queued.offset),
+            Some(delay) => self.retry.next_after(delay, queued.attempts, first, now, session, queued.offset),
+        }
+    }
+
+    fn wait(&mut self, id: LaneId, until: Instant) -> Verdict {
+        let lane = &mut self.lanes[id.0];
+        lane.state = LaneState::Waiting { until };
+        self.waiting.push(Reverse((until, self.queue[lane.head].sequence, id)));
+        Verdict::RetryAt(until)
+    }
+
+    fn end_waits(&mut self, now: Instant) {
+        while let Some(&Reverse((until, sequence, id))) = self.waiting.peek() {
+            if until > now {
+                break;
+            }
+            self.waiting.pop();
+            if self.is_current(id, sequence) && self.lanes[id.0].state == (LaneState::Waiting { until }) {
+                self.make_ready(id);
+            }
+        }
+    }
+
+    /// Whether the oldest record of `id` is still the one that came as number `sequence`.
+    fn is_current(&self, id: LaneId, sequence: u64) -> bool {
+        self.lanes
+            .get(id.0)
+            .is_some_and(|lane| self.queue[lane.head].sequence == sequence)
+    }
+
+    /// Removes the oldest record; the next one becomes ready, or the lane is evicted.
+    fn advance(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[id.0];
+        let next = self.queue.remove(lane.head).next;
+        if next == NONE {
+            self.evict(id);
+        } else {
+            lane.head = next;
+            self.make_ready(id);
+        }
+    }
+
+    fn make_ready(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[id.0];
+        lane.state = LaneState::Ready;
+        self.ready.push(Reverse((self.queue[lane.head].sequence, id)));
+    }
+
+    fn evict(&mut self, id: LaneId) {
+        let session = self.lanes.remove(id.0).session;
+        self.by_session
+            .find_entry(session.0, |(other, _)| *other == session)
+            .expect("a lane is found by its session")
+            .remove();
+        if self.by_session.is_empty() && self.by_session.capacity() > RETAINED_MAX {
+            self.by_session = HashTable::new();
+            self.lanes = Slab::new();
+            self.queue = Slab::new();
+            self.ready = BinaryHeap::new();
+            self.waiting = BinaryHeap::new();
+        }
+    }
+
+    #[inline]
+    fn find(&self, session: SessionHash) -> Option<LaneId> {
+        if self.by_session.is_empty() {
+            return None;
+        }
+        self.by_session
+            .find(session.0, |(other, _)| *other == session)
+            .map(|(_, id)| *id)
+    }
+
+    /// The session's lane, or the id of a new one that is still to be filled.
+    fn entry(&mut self, session: SessionHash) -> Result<LaneId, LaneId> {
+        let entry = self.by_session.entry(
+            session.0,
+            |(other, _)| *other == session,
+            |(other, _)| other.0,
+        );
+        match entry {
+            Entry::Occupied(entry) => Ok(entry.get().1),
+            Entry::Vacant(entry) => {
+                let id = LaneId(self.lanes.insert(lane(session, LaneState::Ready, NONE)));
+                entry.insert((session, id));
+                Err(id)
+            }
+        }
+    }
+
+    fn push_node(&mut self, queued: Queued<R>) -> (u32, u64) {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let node = Node {
+            queued,
+            sequence,
+            next: NONE,
+        };
+        (self.queue.insert(node), sequence)
+    }
+}
+
+fn lane(session: SessionHash, state: LaneState, node: u32) -> Lane {
+    Lane {
+        session,
+        state,
+        head: node,
+        tail: node,
+    }
+}
+
+/// A vector whose places are reused.
+#[derive(Debug)]
+struct Slab<T> {
+    places: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    const fn new() -> Self {
+        Self {
+            places: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    fn insert(&mut self, item: T) -> u32 {
+        match self.free.pop() {
+            Some(place) => {
+                self.places[place as usize] = Some(item);
+                place
+            }
+            None => {
+                self.places.push(Some(item));
+                u32::try_from(self.places.len() - 1).expect("fewer than 2^32 records are held")
+            }
+        }
+    }
+
+    fn remove(&mut self, place: u32) -> T {
+        let item = self.places[place as usize].take().expect("the place is taken");
+        self.free.push(place);
+        item
+    }
+
+    fn get(&self, place: u32) -> Option<&T> {
+        self.places.get(place as usize)?.as_ref()
+    }
+}
+
+impl<T> std::ops::Index<u32> for Slab<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, place: u32) -> &T {
+        self.places[place as usize].as_ref().expect("the place is taken")
+    }
+}
+
+impl<T> std::ops::IndexMut<u32> for Slab<T> {
+    #[inline]
+    fn index_mut(&mut self, place: u32) -> &mut T {
+        self.places[place as usize].as_mut().expect("the place is taken")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, VecDeque};
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::assignment::Assignments;
+    use crate::record::Offset;
+
+    /// Lanes that tell a story: records are written `a1` for session `a`, offset 1.
+    struct Story {
+        lanes: Lanes<&'static str>,
+        epoch: AssignmentEpoch,
+        now: Instant,
+        running: BTreeMap<&'static str, LaneId>,
+        started: Vec<&'static str>,
+    }
+
+    impl Story {
+        fn new(retry: Retry) -> Self {
+            Self {
+                lanes: Lanes::new(retry),
+                epoch: Assignments::default().open(()),
+                now: Instant::now(),
+                running: BTreeMap::new(),
+                started: Vec::new(),
+            }
+        }
+
+        fn deliver(&mut self, records: &'static str) -> &mut Self {
+            for record in records.split(' ') {
+                let session = SessionHash(u64::from(record.as_bytes()[0]));
+                let offset = Offset::new(record[1..].parse().unwrap());
+                self.lanes.enqueue(session, Queued::new(record, self.epoch, offset));
+            }
+            self
+        }
+
+        fn start(&mut self) -> &mut Self {
+            while let Some(lane) = self.lanes.next(0, self.now) {
+                let record = self.lanes.head(lane).record;
+                self.started.push(record);
+                assert!(self.running.insert(record, lane).is_none());
+            }
+            self
+        }
+
+        fn end(&mut self, record: &str, outcome: Outcome) -> Verdict {
+            let lane = self.running.remove(record).expect("it runs");
+            self.lanes.finish(lane, outcome, self.now)
+        }
+
+        fn expect_started(&mut self, records: &str) {
+            assert_eq!(self.started.join(" "), records);
+            self.started.clear();
+        }
+    }
+
+    #[test]
+    fn a_session_waits_for_its_record_and_for_no_other() {
+        let mut story = Story::new(Retry::default());
+        story.deliver("a1 a2 b3 a4").start().expect_started("a1 b3");
+        story.end("b3", Outcome::Handled);
+        story.start().expect_started("");
+        story.end("a1", Outcome::Handled);
+        story.start().expect_started("a2");
+        story.end("a2", Outcome::Handled);
+        story.start().expect_started("a4");
+        story.end("a4", Outcome::Handled);
+        assert!(story.lanes.is_empty(), "an idle session has no lane");
+    }
+
+    #[test]
+    fn a_failed_record_is_retried_before_the_next_of_its_session() {
+        let mut story = Story::new(Retry::default());
+        story.deliver("a1 a2 b3").start().expect_started("a1 b3");
+        let Verdict::RetryAt(until) = story.end("a1", Outcome::Transient(None)) else {
+            panic!("a first failure is retried");
+        };
+        story.end("b3", Outcome::Handled);
+        story.start();
+        story.now = until;
+        story.start();
+        assert_eq!(story.lanes.head(story.running["a1"]).attempts, 2);
+        story.expect_started("a1");
+    }
+
+    #[test]
+    fn a_dead_letter_holds_its_session_until_it_is_acknowledged() {
+        let mut story = Story::new(Retry::default());
+        story.deliver("a1 a2").start().expect_started("a1");
+        let lane = story.running["a1"];
+        assert_eq!(
+            story.lanes.finish(lane, Outcome::Permanent, story.now),
+            Verdict::DeadLetter(Fate::Permanent)
+        );
+        story.start().expect_started("");
+        let Verdict::RetryAt(until) = story.lanes.finish(lane, Outcome::DeadLetterFailed(1), story.now) else {
+            panic!("a letter that was not written is written again");
+        };
+        story.now = until;
+        assert_eq!(story.lanes.next(0, story.now), Some(lane));
+        assert_eq!(story.lanes.finish(lane, Outcome::DeadLettered, story.now), Verdict::Settled);
+        story.start().expect_started("a2");
+    }
+
+    #[test]
+    fn what_runs_when_its_partition_leaves_still_holds_its_session() {
+        let mut story = Story::new(Retry::default());
+        story.deliver("a1 a2 b3").start().expect_started("a1 b3");
+        let ended = story.epoch;
+        let lane = story.running["a1"];
+        story.end("b3", Outcome::Handled);
+        story.lanes.drop_queued(ended, |_| panic!("what runs is not dropped"));
+
+        // The partition comes back at once, while a1 of the ended epoch still runs.
+        let mut assignments = Assignments::default();
+        assignments.open(());
+        story.epoch = assignments.open(());
+        story.deliver("a1 a2").start().expect_started("");
+        assert_eq!(story.lanes.finish(lane, Outcome::Cancelled, story.now), Verdict::Dropped);
+        story.running.clear();
+        story.start().expect_started("a1");
+    }
+
+    /// What the model knows of a session: its records in order, and whether the first one runs.
+    #[derive(Default)]
+    struct Model {
+        records: VecDeque<(Offset, AssignmentEpoch)>,
+        running: Option<LaneId>,
+        due: Option<Instant>,
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn any_history_keeps_each_session_in_order_and_one_at_a_time(
+            steps in proptest::collection::vec((0u8..12, 0u64..6, 0u8..6), 1..400),
+            seed in any::<u64>(),
+        ) {
+            let retry = Retry { attempts_max: 3, jitter_seed: seed, ..Retry::default() };
+            let mut lanes = Lanes::new(retry);
+            let mut assignments = Assignments::default();
+            let mut epochs = vec![assignments.open(()), assignments.open(())];
+            let mut model: BTreeMap<u64, Model> = BTreeMap::new();
+            let mut now = Instant::now();
+            let mut next_offset = 0;
+
+            for (what, session, choice) in steps {
+                match what {
+                    0..=4 => {
+                        let epoch = epochs[usize::from(choice) % epochs.len()];
+                        let offset = Offset::new(next_offset);
+                        next_offset += 1;
+                        let runs = lanes.enqueue(SessionHash(session), Queued::new((), epoch, offset));
+                        let known = model.entry(session).or_default();
+                        prop_assert_eq!(runs.is_some(), known.running.is_some());
+                        known.records.push_back((offset, epoch));
+                    }
+                    5..=7 => {
+                        let Some(lane) = lanes.next(0, now) else {
+                            let startable = |known: &Model| known.running.is_none()
+                                && !known.records.is_empty()
+                                && known.due.is_none_or(|due| due <= now);
+                            prop_assert!(!model.values().any(startable), "something could start");
+                            continue;
+                        };
+                        let known = model.get_mut(&lanes.session(lane).0).unwrap();
+                        prop_assert!(known.running.is_none(), "two records of a session run");
+                        prop_assert!(known.due.is_none_or(|due| due <= now), "started before its retry was due");
+                        prop_assert_eq!(known.records[0].0, lanes.head(lane).offset);
+                        known.running = Some(lane);
+                        known.due = None;
+                    }
+                    8..=9 => {
+                        let Some(known) = model.get_mut(&session) else { continue };
+                        let Some(lane) = known.running.take() else { continue };
+                        let outcome = match choice {
+                            0..=2 => Outcome::Handled,
+                            3 => Outcome::Transient(None),
+                            4 => Outcome::DeadLettered,
+                            _ => Outcome::Cancelled,
+                        };
+                        match lanes.finish(lane, outcome, now) {
+                            Verdict::Settled | Verdict::Dropped => { known.records.pop_front(); }
+                            Verdict::RetryAt(until) => known.due = Some(until),
+                            Verdict::DeadLetter(_) => known.running = Some(lane),
+                        }
+                    }
+                    10 => now += Duration::from_millis(u64::from(choice) * 100),
+                    _ => {
+                        let index = usize::from(choice) % epochs.len();
+                        let epoch = std::mem::replace(&mut epochs[index], assignments.open(()));
+                        lanes.drop_queued(epoch, |_| {});
+                        for known in model.values_mut() {
+                            let head_stays = known.running.is_some();
+                            let mut position = 0;
+                            let had = known.records.front().copied();
+                            known.records.retain(|(_, of)| {
+                                position += 1;
+                                *of != epoch || (head_stays && position == 1)
+                            });
+                            if known.records.front().copied() != had {
+                                known.due = None;
+                            }
+                        }
+                    }
+                }
+                let busy = model.values().filter(|known| !known.records.is_empty()).count();
+                prop_assert_eq!(lanes.len(), busy);
+            }
+        }
+    }
+}

@@ -1,0 +1,562 @@
+//! librdkafka's properties: our defaults with their reasons, what the user sets over them, and what nobody may change.
+//!
+//! [`Properties`] holds what the user wrote. [`consumer_config`] and [`producer_config`] lay it over our defaults and
+//! return something that librdkafka accepts, or an error that says what to write instead.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::str::FromStr;
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
+
+/// Every client of ours.
+const COMMON_DEFAULTS: &[(&str, &str)] = &[
+    // What the broker's logs and quotas call us; librdkafka's own default is its wrapper's name.
+    ("client.id", "seriatim"),
+    // Load balancers and NAT drop connections that are idle for minutes, without a word; keep-alives hold them open.
+    ("socket.keepalive.enable", "true"),
+    // A request goes out as it is written: librdkafka batches records itself.
+    ("socket.nagle.disable", "true"),
+    // Brokers close idle connections every ten minutes. That is no news.
+    ("log.connection.close", "false"),
+];
+
+const CONSUMER_DEFAULTS: &[(&str, &str)] = &[
+    // Commits are the dispatcher's: a watermark that passes no unsettled record.
+    ("enable.auto.commit", "false"),
+    ("enable.auto.offset.store", "false"),
+    // The batch call moves the position on an end-of-partition event (librdkafka#4844).
+    ("enable.partition.eof", "false"),
+    // Starts are explicit. An offset that is gone from the log is trouble to report, never a silent jump.
+    ("auto.offset.reset", "error"),
+    // KIP-848 stalls in silence with librdkafka 2.12; fixed in 2.15.
+    ("group.protocol", "classic"),
+    // A rebalance leaves the partitions alone that stay where they are.
+    ("partition.assignment.strategy", "cooperative-sticky"),
+    // A consumer that is faster than its prefetch stalls this long at a time: at the default, 1,000, a measured batch
+    // loop fell from 1.6 M records/s to 0.23 M.
+    ("fetch.queue.backoff.ms", "10"),
+    // Fetches to one broker go one at a time, so a fetch of partitions that are all empty keeps a full one waiting. At
+    // the default, 500, one busy partition among idle ones crawls.
+    ("fetch.wait.max.ms", "50"),
+    // What is prefetched and not yet ours to count: a little more than one full fetch (`fetch.max.bytes`), so that the
+    // next one travels while this one is worked on.
+    ("queued.max.messages.kbytes", "65536"),
+    // Nobody reads them, and making them costs.
+    ("statistics.interval.ms", "0"),
+];
+
+const PRODUCER_DEFAULTS: &[(&str, &str)] = &[
+    // Without it a retry overtakes: the order of a session, and each record once, through every retry.
+    ("enable.idempotence", "true"),
+    // Acknowledged means on all replicas in sync. Idempotence asks for it; said here since settling relies on it.
+    ("acks", "all"),
+    // Java's partitioner: producers of one session must agree. (librdkafka's own is CRC32.)
+    ("partitioner", "murmur2_random"),
+    // Batches fill within this time; it is what a lone record waits. Compression is left to the user: what pays depends
+    // on the payload.
+    ("linger.ms", "5"),
+    // The queue is bounded by bytes, which memory is made of. Our own gate counts them and makes callers wait in turn.
+    ("queue.buffering.max.messages", "0"),
+    ("queue.buffering.max.kbytes", "65536"),
+    ("statistics.interval.ms", "0"),
+];
+
+/// What the user sets of librdkafka's properties. A later value replaces an earlier one, under whichever alias.
+///
+/// A value may refer to a file (`file:/run/secrets/kafka`) or to an environment variable (`env:KAFKA_PASSWORD`); it is
+/// read when a configuration is made. [`Debug`](fmt::Debug) shows no secret.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Properties {
+    values: BTreeMap<String, String>,
+}
+
+/// A configuration that cannot work.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// What should be a `name=value` is none. It is not shown: it may be a secret that slipped.
+    #[error("{place} is no `name=value`")]
+    NotAPair {
+        /// Where it stands, e.g. `line 4 of the properties`.
+        place: String,
+    },
+    /// The property is Seriatim's.
+    #[error("`{name}` is set by Seriatim: {why}")]
+    Owned {
+        /// The property.
+        name: String,
+        /// Why it is not the user's, and what to do.
+        why: &'static str,
+    },
+    /// librdkafka knows no such property.
+    #[error("librdkafka has no property `{name}`{}", .hint.as_ref().map_or(String::new(), |hint| format!("; {hint}")))]
+    Unknown {
+        /// The name.
+        name: String,
+        /// What was perhaps meant.
+        hint: Option<String>,
+    },
+    /// librdkafka does not take this value.
+    #[error("`{name}` is wrong: {reason}")]
+    Invalid {
+        /// The property.
+        name: String,
+        /// librdkafka's words.
+        reason: String,
+    },
+    /// A value refers to a file or a variable that cannot be read.
+    #[error("the value of `{name}` cannot be read from {reference}")]
+    Unreadable {
+        /// The property.
+        name: String,
+        /// The reference, e.g. `file:/run/secrets/kafka`.
+        reference: String,
+        /// What the operating system said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The properties contradict each other, or need what this build lacks.
+    #[error("librdkafka refuses the configuration: {0}")]
+    Refused(String),
+}
+
+/// What a consumer of `group` runs on: our defaults, and `properties` over them.
+///
+/// With `brokers` or `group` empty, `bootstrap.servers` or `group.id` of the properties counts.
+///
+/// # Errors
+/// When a property is Seriatim's own, is unknown to librdkafka or has a wrong value, or when a value cannot be read.
+pub fn consumer_config(brokers: &str, group: &str, properties: &Properties) -> Result<ClientConfig, ConfigError> {
+    let given = [("bootstrap.servers", brokers), ("group.id", group)];
+    client_config(CONSUMER_DEFAULTS, names::PRODUCER, properties, &given)
+}
+
+/// What a producer runs on: our defaults, and `properties` over them. As [`consumer_config`] in all else.
+///
+/// # Errors
+/// As [`consumer_config`].
+pub fn producer_config(brokers: &str, properties: &Properties) -> Result<ClientConfig, ConfigError> {
+    producer_config_for(&[], brokers, properties)
+}
+
+/// As [`producer_config`], with the defaults of one kind of producer over those of all.
+pub(crate) fn producer_config_for(
+    defaults: &[(&str, &str)],
+    brokers: &str,
+    properties: &Properties,
+) -> Result<ClientConfig, ConfigError> {
+    let defaults = [PRODUCER_DEFAULTS, defaults].concat();
+    client_config(
+        &defaults,
+        names::CONSUMER,
+        properties,
+        &[("bootstrap.servers", brokers)],
+    )
+}
+
+fn client_config(
+    defaults: &[(&str, &str)],
+    foreign: &str,
+    properties: &Properties,
+    given: &[(&str, &str)],
+) -> Result<ClientConfig, ConfigError> {
+    let mut config = ClientConfig::new();
+    for (name, value) in COMMON_DEFAULTS.iter().chain(defaults) {
+        config.set(*name, *value);
+    }
+    for (name, value) in &properties.values {
+        if let Some(why) = owned(name) {
+            return Err(ConfigError::Owned {
+                name: name.clone(),
+                why,
+            });
+        }
+        if !names::is_in(foreign, name) {
+            config.set(name, resolve(name, value)?);
+        }
+    }
+    for (name, value) in given.iter().filter(|(_, value)| !value.is_empty()) {
+        config.set(*name, *value);
+    }
+    config.set_log_level(match config.get("debug") {
+        Some(_) => RDKafkaLogLevel::Debug,
+        None => RDKafkaLogLevel::Info,
+    });
+    config
+        .create_native_config()
+        .map_err(|error| refused(error, properties))?;
+    Ok(config)
+}
+
+/// Why a property is not the user's, and what to do instead; `None` when it is.
+fn owned(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "acks" => "a record is settled when all replicas in sync have it; remove it",
+        "auto.commit.interval.ms" => "set Seriatim's commit interval instead",
+        "auto.offset.reset" => "a start is never a silent jump; set Seriatim's start policy instead",
+        "delivery.report.only.error" => "an acknowledgement is what settles; remove it",
+        "enable.auto.commit" | "enable.auto.offset.store" | "offset.store.method" => {
+            "it commits what is settled and nothing else; remove it"
+        }
+        "enable.gapless.guarantee" => "one refused record would end the producer of all sessions; remove it",
+        "enable.idempotence" => "without it retries reorder records; remove it",
+        "enable.partition.eof" => "the events would move the position; remove it",
+        "enabled_events" | "log.queue" => "it is the client's own wiring; remove it",
+        "group.protocol" => "the consumer protocol (KIP-848) stalls in silence with this librdkafka; remove it",
+        "log_level" => "librdkafka logs through Seriatim; set the log filter of target `librdkafka` instead",
+        "partitioner" => "producers of one session must agree, on Java's murmur2; remove it",
+        "queue.buffering.max.messages" => "the queue is bounded by bytes; set `queue.buffering.max.kbytes` instead",
+        "queuing.strategy" => "only first in, first out keeps the order; remove it",
+        "statistics.interval.ms" => "nobody would read them; use Seriatim's metrics instead",
+        "transactional.id" => "its producers run no transactions; remove it",
+        _ => return None,
+    })
+}
+
+/// Reads what `value` refers to, if it refers to anything.
+fn resolve(name: &str, value: &str) -> Result<String, ConfigError> {
+    let unreadable = |source| ConfigError::Unreadable {
+        name: name.to_owned(),
+        reference: value.to_owned(),
+        source,
+    };
+    if let Some(path) = value.strip_prefix("file:") {
+        let text = fs::read_to_string(path).map_err(|error| unreadable(error.into()))?;
+        // The line break that editors and `echo` leave is not part of a password.
+        Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+    } else if let Some(variable) = value.strip_prefix("env:") {
+        std::env::var(variable).map_err(|error| match error {
+            // The other error quotes the value.
+            std::env::VarError::NotUnicode(_) => unreadable("it is not UTF-8".into()),
+            std::env::VarError::NotPresent => unreadable(error.into()),
+        })
+    } else {
+        Ok(value.to_owned())
+    }
+}
+
+/// librdkafka's refusal in our words. Its own text quotes the value.
+fn refused(error: KafkaError, properties: &Properties) -> ConfigError {
+    use rdkafka::types::RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN;
+    match error {
+        KafkaError::ClientConfig(RD_KAFKA_CONF_UNKNOWN, _, name, _) => ConfigError::Unknown {
+            hint: hint(&name),
+            name,
+        },
+        KafkaError::ClientConfig(_, reason, name, _) => {
+            let shown = properties
+                .values
+                .get(&name)
+                .is_none_or(|value| may_be_shown(&name, value));
+            let reason = if shown {
+                reason
+            } else {
+                "librdkafka does not take this value".to_owned()
+            };
+            ConfigError::Invalid { name, reason }
+        }
+        other => ConfigError::Refused(other.to_string()),
+    }
+}
+
+/// What the writer of an unknown name perhaps meant.
+fn hint(name: &str) -> Option<String> {
+    if let Some(instead) = names::instead_of_java(name) {
+        return Some(instead.to_owned());
+    }
+    names::all()
+        .map(|known| (strsim::damerau_levenshtein(known, name), known))
+        .min()
+        // A third of the letters wrong is another word.
+        .filter(|(distance, known)| distance * 3 <= known.len())
+        .map(|(_, known)| format!("did you mean `{known}`?"))
+}
+
+/// Whether a value may appear in logs and errors. Only of a name that is known, so that a misspelt password stays hidden.
+fn may_be_shown(name: &str, value: &str) -> bool {
+    let secret = [
+        "password",
+        "secret",
+        "sasl.oauthbearer.",
+        "sasl.kerberos.kinit.cmd",
+        ".pem",
+    ];
+    let refers = value.starts_with("file:") || value.starts_with("env:");
+    !refers && !secret.iter().any(|part| name.contains(part)) && names::all().any(|known| known == name)
+}
+
+impl Properties {
+    /// Sets a property.
+    pub fn insert(&mut self, name: &str, value: impl Into<String>) {
+        self.values.insert(names::canonical(name).to_owned(), value.into());
+    }
+
+    /// Sets what `pair` says, e.g. `fetch.min.bytes=1000`.
+    ///
+    /// # Errors
+    /// When it is no `name=value`.
+    pub fn insert_pair(&mut self, pair: &str) -> Result<(), ConfigError> {
+        match pair.split_once('=') {
+            Some((name, value)) if !name.trim().is_empty() => {
+                self.insert(name.trim(), value.trim());
+                Ok(())
+            }
+            _ => Err(ConfigError::NotAPair {
+                place: "a property".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Reads a properties file: a `name=value` a line; empty lines and lines that start with `#` are passed over.
+impl FromStr for Properties {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut properties = Properties::default();
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if !line.is_empty() && !line.starts_with('#') {
+                properties.insert_pair(line).map_err(|_| ConfigError::NotAPair {
+                    place: format!("line {} of the properties", index + 1),
+                })?;
+            }
+        }
+        Ok(properties)
+    }
+}
+
+impl fmt::Debug for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |name: &str, value: &str| {
+            let shown = may_be_shown(name, value);
+            if shown { value.to_owned() } else { "[hidden]".to_owned() }
+        };
+        f.debug_map()
+            .entries(self.values.iter().map(|(name, value)| (name, shown(name, value))))
+            .finish()
+    }
+}
+
+/// Passes what librdkafka logs on, under the target `librdkafka`. For the contexts of our clients.
+pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, text: &str) {
+    use RDKafkaLogLevel::{Alert, Critical, Debug, Emerg, Error, Info, Notice, Warning};
+    match level {
+        Emerg | Alert | Critical | Error => tracing::error!(target: "librdkafka", facility, "{text}"),
+        Warning => tracing::warn!(target: "librdkafka", facility, "{text}"),
+        Notice | Info => tracing::info!(target: "librdkafka", facility, "{text}"),
+        Debug => tracing::debug!(target: "librdkafka", facility, "{text}"),
+    }
+}
+
+mod names {
+    //! librdkafka's names, as its CONFIGURATION.md lists them. A test asks librdkafka for each.
+
+    /// Read by consumers only: left out of a producer's configuration, where librdkafka would warn.
+    pub(super) const CONSUMER: &str = "
+        auto.commit.interval.ms auto.offset.reset check.crcs coordinator.query.interval.ms enable.auto.commit
+        enable.auto.offset.store enable.partition.eof fetch.error.backoff.ms fetch.max.bytes fetch.min.bytes
+        fetch.queue.backoff.ms fetch.wait.max.ms group.id group.instance.id group.protocol group.protocol.type
+        group.remote.assignor heartbeat.interval.ms isolation.level max.partition.fetch.bytes max.poll.interval.ms
+        offset.store.method partition.assignment.strategy queued.max.messages.kbytes queued.min.messages
+        session.timeout.ms";
+
+    /// Read by producers only.
+    pub(super) const PRODUCER: &str = "
+        acks batch.num.messages batch.size compression.level compression.type delivery.report.only.error
+        delivery.timeout.ms enable.gapless.guarantee enable.idempotence linger.ms partitioner
+        queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages
+        queuing.strategy request.timeout.ms retries sticky.partitioning.linger.ms transaction.timeout.ms
+        transactional.id";
+
+    /// Read by both.
+    pub(super) const COMMON: &str = "
+        allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms
+        bootstrap.servers broker.address.family broker.address.ttl broker.version.fallback client.dns.lookup client.id
+        client.rack connections.max.idle.ms debug enable.metrics.push enable.sasl.oauthbearer.unsecure.jwt
+        enable.ssl.certificate.verification enabled_events https.ca.location https.ca.pem log.connection.close log.queue
+        log.thread.name log_level max.in.flight.requests.per.connection message.copy.max.bytes message.max.bytes
+        metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy plugin.library.paths
+        receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms retry.backoff.max.ms retry.backoff.ms
+        sasl.kerberos.keytab sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.principal
+        sasl.kerberos.service.name sasl.mechanism sasl.oauthbearer.client.id sasl.oauthbearer.client.secret
+        sasl.oauthbearer.config sasl.oauthbearer.extensions sasl.oauthbearer.method sasl.oauthbearer.scope
+        sasl.oauthbearer.token.endpoint.url sasl.password sasl.username security.protocol
+        socket.connection.setup.timeout.ms socket.keepalive.enable socket.max.fails socket.nagle.disable
+        socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms ssl.ca.location ssl.ca.pem
+        ssl.certificate.location ssl.certificate.pem ssl.cipher.suites ssl.crl.location ssl.curves.list
+        ssl.endpoint.identification.algorithm ssl.key.location ssl.key.password ssl.key.pem ssl.keystore.location
+        ssl.keystore.password ssl.providers ssl.sigalgs.list statistics.interval.ms topic.blacklist
+        topic.metadata.propagation.max.ms topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms
+        topic.metadata.refresh.sparse";
+
+    pub(super) fn all() -> impl Iterator<Item = &'static str> {
+        [COMMON, CONSUMER, PRODUCER]
+            .into_iter()
+            .flat_map(str::split_ascii_whitespace)
+    }
+
+    pub(super) fn is_in(list: &str, name: &str) -> bool {
+        list.split_ascii_whitespace().any(|known| known == name)
+    }
+
+    /// The one spelling that is kept: a property set under two names would be set in no certain order.
+    pub(super) fn canonical(name: &str) -> &str {
+        match name {
+            "auto.commit.enable" => "enable.auto.commit",
+            "compression.codec" => "compression.type",
+            "fetch.message.max.bytes" => "max.partition.fetch.bytes",
+            "max.in.flight" => "max.in.flight.requests.per.connection",
+            "message.send.max.retries" => "retries",
+            "message.timeout.ms" => "delivery.timeout.ms",
+            "metadata.broker.list" => "bootstrap.servers",
+            "queue.buffering.max.ms" => "linger.ms",
+            "request.required.acks" => "acks",
+            "sasl.mechanisms" => "sasl.mechanism",
+            "sasl.oauthbearer.client.credentials.client.id" => "sasl.oauthbearer.client.id",
+            "sasl.oauthbearer.client.credentials.client.secret" => "sasl.oauthbearer.client.secret",
+            other => other,
+        }
+    }
+
+    /// For names of the Java client that librdkafka does not know: what serves here.
+    pub(super) fn instead_of_java(name: &str) -> Option<&'static str> {
+        match name {
+            "buffer.memory" => Some("set `queue.buffering.max.kbytes`"),
+            "key.deserializer" | "key.serializer" | "value.deserializer" | "value.serializer" => {
+                Some("remove it: keys and values are bytes here")
+            }
+            "max.block.ms" => Some("remove it: a producer that is full waits"),
+            "max.poll.records" => Some("remove it: Seriatim's limits bound the records in work"),
+            "max.request.size" => Some("set `message.max.bytes`"),
+            "sasl.jaas.config" => Some("set `sasl.username` and `sasl.password`"),
+            "ssl.truststore.location" => Some("set `ssl.ca.location` to a PEM file"),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn properties(pairs: &[&str]) -> Properties {
+        pairs.join("\n").parse().unwrap()
+    }
+
+    fn consumer_error(pair: &str) -> String {
+        consumer_config("b:9092", "g", &properties(&[pair]))
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn librdkafka_knows_every_name_that_is_listed() {
+        for name in names::all() {
+            let answer = ClientConfig::new().set(name, "1").create_native_config().map(drop);
+            let unknown = answer
+                .is_err_and(|error| matches!(refused(error, &Properties::default()), ConfigError::Unknown { .. }));
+            assert!(!unknown, "{name}");
+            assert_eq!(names::canonical(name), name, "an alias is no name of its own");
+        }
+    }
+
+    #[test]
+    fn our_defaults_are_taken_and_the_user_is_heard() {
+        let set = properties(&["fetch.wait.max.ms=100", "queue.buffering.max.ms=20", "linger.ms=30"]);
+        let consumer = consumer_config("b:9092", "bookings", &set).unwrap();
+        assert_eq!(consumer.get("bootstrap.servers"), Some("b:9092"));
+        assert_eq!(consumer.get("group.id"), Some("bookings"));
+        assert_eq!(consumer.get("fetch.wait.max.ms"), Some("100"));
+        assert_eq!(consumer.get("fetch.queue.backoff.ms"), Some("10"));
+        assert_eq!(consumer.get("linger.ms"), None, "a producer's property, in a consumer");
+
+        let producer = producer_config("", &properties(&["metadata.broker.list=c:9092"])).unwrap();
+        assert_eq!(producer.get("bootstrap.servers"), Some("c:9092"));
+        let producer = producer_config("b:9092", &set).unwrap();
+        assert_eq!(producer.get("linger.ms"), Some("30"), "the later of two aliases");
+        assert_eq!(producer.get("fetch.wait.max.ms"), None);
+    }
+
+    #[test]
+    fn what_is_ours_is_refused_with_the_reason_under_any_alias() {
+        assert_eq!(
+            consumer_error("enable.auto.commit=true"),
+            "`enable.auto.commit` is set by Seriatim: it commits what is settled and nothing else; remove it"
+        );
+        assert!(consumer_error("request.required.acks=1").contains("`acks` is set by Seriatim"));
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_right_one() {
+        assert_eq!(
+            consumer_error("fetch.min.byte=1"),
+            "librdkafka has no property `fetch.min.byte`; did you mean `fetch.min.bytes`?"
+        );
+        assert_eq!(
+            consumer_error("max.request.size=1"),
+            "librdkafka has no property `max.request.size`; set `message.max.bytes`"
+        );
+        assert_eq!(
+            consumer_error("entirely.else=1"),
+            "librdkafka has no property `entirely.else`"
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_explained_by_librdkafka() {
+        let error = consumer_error("fetch.min.bytes=-7");
+        assert!(error.starts_with("`fetch.min.bytes` is wrong: "), "{error}");
+        assert!(error.contains("range"), "{error}");
+    }
+
+    #[test]
+    fn no_secret_is_shown() {
+        let set = properties(&[
+            "sasl.password=hunter2",
+            "sasl.pasword=hunter2",
+            "ssl.key.pem=hunter2",
+            "sasl.oauthbearer.config=scope=hunter2",
+            "security.protocol=env:hunter2",
+            "client.rack=r1",
+        ]);
+        let shown = format!("{set:?}");
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert!(shown.contains(r#""client.rack": "r1""#), "{shown}");
+
+        for pair in ["sasl.pasword=hunter2", "hunter2"] {
+            let error = pair
+                .parse::<Properties>()
+                .and_then(|set| producer_config("b:9092", &set))
+                .unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn values_are_read_from_files_and_variables() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("password");
+        fs::write(&path, "hunter2\n").unwrap();
+        let reference = format!("file:{}", path.display());
+        assert_eq!(resolve("sasl.password", &reference).unwrap(), "hunter2");
+        assert_eq!(resolve("client.rack", "env:CARGO_PKG_NAME").unwrap(), "seriatim-kafka");
+
+        let error = resolve("sasl.password", "file:/nowhere").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the value of `sasl.password` cannot be read from file:/nowhere"
+        );
+        assert!(resolve("sasl.password", "env:SERIATIM_NO_SUCH").is_err());
+    }
+
+    #[test]
+    fn a_line_that_is_no_pair_is_named() {
+        let error = "# a comment\n\nclient.id = x\nnonsense"
+            .parse::<Properties>()
+            .unwrap_err();
+        assert_eq!(error.to_string(), "line 4 of the properties is no `name=value`");
+    }
+}

@@ -1,0 +1,1 @@
+//! The Kafka adapter: source, dead letter sink and session producer over librdkafka.

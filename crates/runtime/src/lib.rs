@@ -1,0 +1,18 @@
+//! The ports, and the two tiers that drive the engine on tokio. No Kafka.
+//!
+//! Read the modules in this order: [`message`], [`record`], [`session_by`], [`failure`], [`context`], [`ports`]: what the
+//! tiers are given. Then the tiers: [`dispatcher`], [`worker`]; both are state machines that are stepped. Last
+//! [`drive`]: the loops that step them on threads and on tokio.
+
+pub mod context;
+pub mod dispatcher;
+pub mod drive;
+pub mod failure;
+mod letter;
+mod mailbox;
+pub mod message;
+pub mod ports;
+pub mod record;
+pub mod session_by;
+mod slots;
+pub mod worker;

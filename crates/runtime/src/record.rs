@@ -1,0 +1,167 @@
+//! The record that a handler gets.
+
+use std::fmt;
+use std::sync::Arc;
+
+use seriatim_engine::record::{Offset, PartitionId, RecordId};
+
+use crate::message::{Header, Message, OwnedMessage, Timestamp};
+
+/// One Kafka record: partition, offset, key, value, headers, time.
+///
+/// Cloning is cheap (a reference count). A record that is handled without waiting is read where the client put it; one
+/// that has to wait is copied out first, so that it does not pin the client's fetch buffer.
+#[derive(Clone)]
+pub struct Record {
+    chunk: Arc<dyn Chunk>,
+    index: u32,
+}
+
+/// Messages that share one allocation and are freed together.
+trait Chunk: Send + Sync {
+    fn message(&self, index: usize) -> &dyn Message;
+}
+
+struct Messages<M>(Vec<M>);
+
+impl<M: Message> Chunk for Messages<M> {
+    fn message(&self, index: usize) -> &dyn Message {
+        &self.0[index]
+    }
+}
+
+struct Single(OwnedMessage);
+
+impl Chunk for Single {
+    fn message(&self, _index: usize) -> &dyn Message {
+        &self.0
+    }
+}
+
+/// A worker's share of one fetched batch, still in the client's memory.
+pub(crate) struct Shared(Arc<dyn Chunk>);
+
+impl Shared {
+    pub(crate) fn new<M: Message>(messages: Vec<M>) -> Self {
+        Self(Arc::new(Messages(messages)))
+    }
+
+    /// The record at `index`, in the client's memory.
+    #[inline]
+    pub(crate) fn record(&self, index: usize) -> Record {
+        Record {
+            chunk: Arc::clone(&self.0),
+            index: index as u32,
+        }
+    }
+
+    /// The record at `index`, copied out of the client's memory.
+    pub(crate) fn copy(&self, index: usize) -> Record {
+        Record::from(OwnedMessage::copied(self.0.message(index)))
+    }
+}
+
+impl From<OwnedMessage> for Record {
+    fn from(message: OwnedMessage) -> Self {
+        Self {
+            chunk: Arc::new(Single(message)),
+            index: 0,
+        }
+    }
+}
+
+impl Record {
+    /// A copy with memory of its own, which pins no fetch buffer: for records that a handler keeps.
+    pub fn detached(&self) -> Record {
+        Record::from(OwnedMessage::copied(self.message()))
+    }
+
+    pub(crate) fn message(&self) -> &dyn Message {
+        self.chunk.message(self.index as usize)
+    }
+
+    /// The topic's name.
+    pub fn topic(&self) -> &str {
+        self.message().partition().0
+    }
+
+    /// The partition's number.
+    pub fn partition(&self) -> i32 {
+        self.message().partition().1
+    }
+
+    /// The offset in the partition.
+    pub fn offset(&self) -> i64 {
+        self.message().offset().get()
+    }
+
+    /// Partition and offset as one name, e.g. `orders[3]@1042`: stable across attempts and restarts, and so an
+    /// idempotency key.
+    pub fn id(&self) -> RecordId {
+        let (topic, number) = self.message().partition();
+        RecordId {
+            partition: PartitionId::new(topic, number),
+            offset: self.message().offset(),
+        }
+    }
+
+    /// The record's time and who set it.
+    pub fn timestamp(&self) -> Timestamp {
+        self.message().timestamp()
+    }
+
+    /// The key; `None` is Kafka's null.
+    pub fn key(&self) -> Option<&[u8]> {
+        self.message().key()
+    }
+
+    /// The value; `None` is Kafka's null (a tombstone).
+    pub fn value(&self) -> Option<&[u8]> {
+        self.message().value()
+    }
+
+    /// The value, with null read as empty.
+    pub fn payload(&self) -> &[u8] {
+        self.value().unwrap_or_default()
+    }
+
+    /// The value as UTF-8 text.
+    ///
+    /// # Errors
+    /// When the value is not UTF-8. Null reads as the empty text.
+    pub fn text(&self) -> Result<&str, std::str::Utf8Error> {
+        std::str::from_utf8(self.payload())
+    }
+
+    /// The value decoded from JSON.
+    ///
+    /// # Errors
+    /// When the value is no JSON of this shape. Null reads as the empty text, which is no JSON.
+    pub fn json<'a, T: serde::Deserialize<'a>>(&'a self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(self.payload())
+    }
+
+    /// The headers, in the record's order.
+    pub fn headers(&self) -> impl Iterator<Item = Header<'_>> {
+        (0..).map_while(|index| self.message().header(index))
+    }
+
+    /// The value of the last header called `name`, as Kafka's clients read it; `None` when there is none or it is null.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers()
+            .filter(|header| header.name == name.as_bytes())
+            .last()
+            .and_then(|header| header.value)
+    }
+
+    pub(crate) fn raw_offset(&self) -> Offset {
+        self.message().offset()
+    }
+}
+
+// Neither key nor payload: records end up in logs.
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Record({}, {} bytes)", self.id(), self.payload().len())
+    }
+}

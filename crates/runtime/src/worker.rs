@@ -1,0 +1,688 @@
+//! Tier 2: a worker owns the lanes of its sessions and polls their handlers.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::lane::{Fate, LaneId, Outcome, Queued, Verdict};
+use seriatim_engine::lanes::Lanes;
+use seriatim_engine::order::OrderChecker;
+use seriatim_engine::record::{Offset, SessionHash};
+use seriatim_engine::retry::Retry;
+
+use crate::context::Context;
+use crate::failure::{Failure, FailureClass};
+use crate::letter::Letters;
+use crate::mailbox::Mailbox;
+use crate::ports::{DeadLetterReason, Event, Observer};
+use crate::record::{Record, Shared};
+use crate::slots::{Cancelled, Handled, Progress, Seat, Slots, Tenant};
+
+/// How a worker treats its records.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// When a failed attempt is made again.
+    pub retry: Retry,
+    /// How many handlers of this worker may wait at a time.
+    pub in_flight_max: usize,
+    /// How long an attempt may take before it is cancelled and counted as a transient failure; `None` for ever.
+    pub attempt_timeout: Option<Duration>,
+    /// Whether the order checker judges every start and end.
+    pub check: bool,
+}
+
+/// What a worker has done so far, for statistics: written by the batch, read at any time.
+#[derive(Debug, Default)]
+pub struct WorkerCounters {
+    /// Records settled, dead letters among them.
+    pub settled: AtomicU64,
+    /// Attempts that failed and were to be made again.
+    pub retries: AtomicU64,
+    /// Records dead-lettered.
+    pub dead_letters: AtomicU64,
+    /// Handlers that wait now.
+    pub in_flight: AtomicU64,
+    /// Sessions with unsettled records now.
+    pub sessions: AtomicU64,
+    /// Starts that the order checker judged.
+    pub checked: AtomicU64,
+    /// Violations that it found.
+    pub violations: AtomicU64,
+}
+
+/// Memory of the client's that records with a waiting handler may pin, in bytes per worker; past it a record is copied
+/// out before it is handled. A pinned record keeps its whole chunk, so few are enough to learn that handlers wait.
+const PINNED_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Records started in one step: short enough to look at timers and finished handlers often, long enough to cost nothing.
+const STARTS_PER_STEP: usize = 256;
+
+/// How often a cancelled attempt that something still holds on to is looked at.
+const ABANDONED_RECHECK: Duration = Duration::from_millis(10);
+
+/// How often attempts that ran out of time are looked for, at most.
+const DEADLINE_RESOLUTION: Duration = Duration::from_millis(1);
+
+/// From the dispatcher.
+pub(crate) enum ToWorker {
+    /// Records of this worker's sessions, in order.
+    Records(Batch),
+    /// The partition leaves: start nothing more of it, and say when nothing of it runs.
+    Revoke(AssignmentEpoch),
+    /// The drain's deadline is reached: cancel what runs.
+    Cancel(AssignmentEpoch),
+    /// The partition has left; no batch behind this holds a record of it.
+    Closed(AssignmentEpoch),
+    /// There is nothing more to do.
+    Stop,
+}
+
+/// A worker's share of one fetched batch.
+pub(crate) struct Batch {
+    pub(crate) shared: Shared,
+    /// One entry a message of `shared`.
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) bytes: usize,
+}
+
+/// What the dispatcher found out about a record.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) session: SessionHash,
+    pub(crate) epoch: AssignmentEpoch,
+    pub(crate) offset: Offset,
+    pub(crate) bytes: u32,
+    /// It has no readable session key, and becomes a dead letter for it.
+    pub(crate) undecodable: bool,
+}
+
+/// To the dispatcher.
+pub(crate) enum FromWorker {
+    /// These are settled; or nothing is, and the worker has room for another batch.
+    Settled(Vec<Settled>),
+    /// Nothing of this partition runs any more.
+    Quiet(AssignmentEpoch),
+}
+
+pub(crate) struct Settled {
+    pub(crate) epoch: AssignmentEpoch,
+    pub(crate) offset: Offset,
+    pub(crate) bytes: u32,
+}
+
+/// The two ends of a worker's mail.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) inbox: Mailbox<ToWorker>,
+    pub(crate) outbox: Mailbox<FromWorker>,
+    /// Batches sent and not yet worked through: what the dispatcher limits.
+    pub(crate) batches: Arc<AtomicUsize>,
+    pub(crate) counters: Arc<WorkerCounters>,
+}
+
+impl Link {
+    pub(crate) fn new() -> Self {
+        Self {
+            inbox: Mailbox::new(),
+            outbox: Mailbox::new(),
+            batches: Arc::default(),
+            counters: Arc::default(),
+        }
+    }
+}
+
+/// A record in a lane.
+struct Work {
+    record: Record,
+    bytes: u32,
+    undecodable: bool,
+    first_failure: Option<Instant>,
+}
+
+/// When to step a worker again, unless it is woken before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// At once: there is more to do.
+    Now,
+    /// At this time; `None` for only when woken.
+    At(Option<Instant>),
+    /// Never: it has been told to stop.
+    Stopped,
+}
+
+/// The state machine. `C` calls the handler, `F` is what the handler returns.
+pub struct Worker<C, F> {
+    call: C,
+    config: WorkerConfig,
+    link: Link,
+    lanes: Lanes<Work>,
+    slots: Slots<F>,
+    letters: Letters,
+    observer: Arc<dyn Observer>,
+    checker: Option<OrderChecker>,
+    /// Mail in order, without what was acted on ahead of it.
+    mail: VecDeque<ToWorker>,
+    current: Option<(Batch, usize)>,
+    settled: Vec<Settled>,
+    batch_done: bool,
+    leaving: Vec<Leaving>,
+    /// No attempt can run out of time before.
+    overdue_from: Option<Instant>,
+    abandoned: Vec<u32>,
+    pinned_bytes: usize,
+    stopped: bool,
+    incoming: Vec<ToWorker>,
+    woken: Vec<u32>,
+}
+
+/// A partition on its way out.
+struct Leaving {
+    epoch: AssignmentEpoch,
+    quiet: bool,
+}
+
+impl<C, F> Worker<C, F>
+where
+    C: Fn(Record, Context) -> F,
+    F: Future<Output = Handled>,
+{
+    pub(crate) fn new(call: C, config: WorkerConfig, link: Link, letters: Letters, observer: Arc<dyn Observer>) -> Self {
+        Self {
+            call,
+            link,
+            lanes: Lanes::new(config.retry),
+            slots: Slots::new(),
+            letters,
+            observer,
+            checker: config.check.then(OrderChecker::new),
+            mail: VecDeque::new(),
+            current: None,
+            settled: Vec::new(),
+            batch_done: false,
+            leaving: Vec::new(),
+            overdue_from: None,
+            abandoned: Vec::new(),
+            pinned_bytes: 0,
+            stopped: false,
+            incoming: Vec::new(),
+            woken: Vec::new(),
+            config,
+        }
+    }
+
+    /// Does what can be done now. Outcomes come before intake, so memory falls before it rises.
+    pub fn step(&mut self, now: Instant) -> Next {
+        self.take_mail(now);
+        self.poll_woken(now);
+        self.cancel_overdue(now);
+        self.recheck_abandoned(now);
+        let mut starts = STARTS_PER_STEP;
+        self.start_ready(&mut starts, now);
+        self.admit(&mut starts, now);
+        self.report();
+        if self.stopped {
+            Next::Stopped
+        } else if starts == 0 {
+            Next::Now
+        } else {
+            Next::At(self.next_due(now))
+        }
+    }
+
+    /// Asks that `waker` be woken by mail or by a handler. Returns whether there is something to do already.
+    pub fn wake_by_next(&self, waker: &Waker) -> bool {
+        // Both, always: each is disarmed by its own wake only.
+        let mail = self.link.inbox.wake_by_next(waker);
+        let woken = self.slots.wake_by_next(waker);
+        mail || woken
+    }
+
+    /// Revokes and cancellations are acted on ahead of the batches before them: their partition's records there are
+    /// skipped, not started for nothing.
+    fn take_mail(&mut self, now: Instant) {
+        let mut incoming = std::mem::take(&mut self.incoming);
+        self.link.inbox.take(&mut incoming);
+        for mail in incoming.drain(..) {
+            match mail {
+                ToWorker::Revoke(epoch) => self.revoke(epoch),
+                ToWorker::Cancel(epoch) => self.cancel_epoch(epoch, now),
+                other => self.mail.push_back(other),
+            }
+        }
+        self.incoming = incoming;
+    }
+
+    fn revoke(&mut self, epoch: AssignmentEpoch) {
+        self.leaving.push(Leaving { epoch, quiet: false });
+        self.drop_queued(epoch);
+        for slot in self.slots_of(epoch, false) {
+            self.slots.cancel(slot, Cancelled::Leaving);
+        }
+    }
+
+    /// A back-off is cut short by this too: the next owner starts the record afresh.
+    fn drop_queued(&mut self, epoch: AssignmentEpoch) {
+        let letters = &mut self.letters;
+        self.lanes.drop_queued(epoch, |lane| letters.forget(lane));
+    }
+
+    fn cancel_epoch(&mut self, epoch: AssignmentEpoch, now: Instant) {
+        for slot in self.slots_of(epoch, true) {
+            self.cancel(slot, Cancelled::Leaving, now);
+        }
+    }
+
+    fn slots_of(&self, epoch: AssignmentEpoch, running: bool) -> Vec<u32> {
+        self.slots
+            .seats()
+            .filter(|(_, seat, runs)| *runs == running && seat.epoch == epoch)
+            .map(|(slot, ..)| slot)
+            .collect()
+    }
+
+    fn cancel(&mut self, slot: u32, why: Cancelled, now: Instant) {
+        match self.slots.cancel(slot, why) {
+            Some(progress) => self.conclude(slot, progress, now),
+            None => self.abandoned.push(slot),
+        }
+    }
+
+    fn is_leaving(&self, epoch: AssignmentEpoch) -> bool {
+        !self.leaving.is_empty() && self.leaving.iter().any(|leaving| leaving.epoch == epoch)
+    }
+
+    fn poll_woken(&mut self, now: Instant) {
+        let mut woken = std::mem::take(&mut self.woken);
+        self.slots.take_woken(&mut woken);
+        for slot in woken.drain(..) {
+            if let Some(progress) = self.slots.poll(slot) {
+                self.conclude(slot, progress, now);
+            }
+        }
+        self.woken = woken;
+    }
+
+    fn cancel_overdue(&mut self, now: Instant) {
+        let (Some(timeout), Some(from)) = (self.config.attempt_timeout, self.overdue_from) else {
+            return;
+        };
+        if now < from {
+            return;
+        }
+        let mut overdue = Vec::new();
+        let mut earliest = now + timeout;
+        for (slot, seat, runs) in self.slots.seats() {
+            match seat.deadline {
+                Some(_) if self.slots.is_overdue(slot, now) => overdue.push(slot),
+                Some(deadline) if runs => earliest = earliest.min(deadline),
+                _ => {}
+            }
+        }
+        // Whatever starts later runs out of time later than `now + timeout`.
+        self.overdue_from = Some(earliest.max(now + DEADLINE_RESOLUTION));
+        for slot in overdue {
+            self.cancel(slot, Cancelled::Overdue, now);
+        }
+    }
+
+    fn recheck_abandoned(&mut self, now: Instant) {
+        for slot in std::mem::take(&mut self.abandoned) {
+            match self.slots.poll(slot) {
+                Some(progress) => self.conclude(slot, progress, now),
+                None => self.abandoned.push(slot),
+            }
+        }
+    }
+
+    /// Takes what the tenant of `slot` came to.
+    fn conclude(&mut self, slot: u32, progress: Progress, now: Instant) {
+        match progress {
+            Progress::Handled(seat, Ok(())) => {
+                self.note_end(seat.lane, true);
+                self.settle(seat.lane, Outcome::Handled, now);
+                self.vacate(slot, seat);
+            }
+            Progress::Handled(seat, Err(failure)) => {
+                self.note_end(seat.lane, false);
+                self.fail(slot, seat, failure, now);
+            }
+            Progress::Published(seat, Ok(())) => {
+                self.letters.published(seat.lane, &*self.observer);
+                self.link.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+                self.settle(seat.lane, Outcome::DeadLettered, now);
+                self.vacate(slot, seat);
+            }
+            Progress::Published(seat, Err(error)) => {
+                let tries = self.letters.failed(seat.lane, &error, &*self.observer);
+                self.lanes.finish(seat.lane, Outcome::DeadLetterFailed(tries), now);
+                if self.is_leaving(seat.epoch) {
+                    self.drop_queued(seat.epoch);
+                }
+                self.vacate(slot, seat);
+            }
+            Progress::Released(seat, why) => {
+                self.note_end(seat.lane, false);
+                match (why, self.config.attempt_timeout) {
+                    (Cancelled::Overdue, Some(timeout)) => {
+                        self.fail(slot, seat, Failure::transient(AttemptTimeout(timeout)), now);
+                    }
+                    _ => self.drop_unsettled(slot, seat, now),
+                }
+            }
+            Progress::Withdrawn(seat) => self.drop_unsettled(slot, seat, now),
+        }
+    }
+
+    fn settle(&mut self, lane: LaneId, outcome: Outcome, now: Instant) {
+        let head = self.lanes.head(lane);
+        self.settled.push(Settled {
+            epoch: head.epoch,
+            offset: head.offset,
+            bytes: head.record.bytes,
+        });
+        let verdict = self.lanes.finish(lane, outcome, now);
+        debug_assert_eq!(verdict, Verdict::Settled);
+    }
+
+    fn drop_unsettled(&mut self, slot: u32, seat: Seat, now: Instant) {
+        self.letters.forget(seat.lane);
+        self.lanes.finish(seat.lane, Outcome::Cancelled, now);
+        self.vacate(slot, seat);
+    }
+
+    fn vacate(&mut self, slot: u32, seat: Seat) {
+        self.pinned_bytes -= seat.pinned_bytes;
+        self.slots.vacate(slot);
+    }
+
+    /// An attempt failed: the record waits for its next one, becomes a dead letter in the same slot, or is dropped
+    /// because its partition leaves.
+    fn fail(&mut self, slot: u32, seat: Seat, failure: Failure, now: Instant) {
+        let outcome = match failure.class() {
+            FailureClass::Permanent => Outcome::Permanent,
+            FailureClass::Transient if self.is_leaving(seat.epoch) => return self.drop_unsettled(slot, seat, now),
+            FailureClass::Transient => Outcome::Transient(failure.delay()),
+        };
+        let head = self.lanes.head_mut(seat.lane);
+        let first_failure = *head.record.first_failure.get_or_insert(now);
+        match self.lanes.finish(seat.lane, outcome, now) {
+            Verdict::RetryAt(until) => {
+                self.link.counters.retries.fetch_add(1, Ordering::Relaxed);
+                let head = self.lanes.head_mut(seat.lane);
+                if seat.pinned_bytes > 0 {
+                    head.record.record = head.record.record.detached();
+                }
+                self.observer.observe(Event::Retrying {
+                    record: &head.record.record,
+                    attempt: head.attempts,
+                    delay: until - now,
+                    failure: &failure,
+                });
+                self.vacate(slot, seat);
+            }
+            Verdict::DeadLetter(fate) => {
+                let reason = match fate {
+                    Fate::Permanent => DeadLetterReason::Permanent,
+                    Fate::Exhausted => DeadLetterReason::Exhausted,
+                };
+                let head = self.lanes.head(seat.lane);
+                let (record, attempts) = (head.record.record.clone(), head.attempts);
+                let publication = self
+                    .letters
+                    .begin(seat.lane, record, reason, attempts, &failure, first_failure, now);
+                self.slots.publish(slot, seat, publication);
+            }
+            Verdict::Settled | Verdict::Dropped => unreachable!("a failure neither settles nor drops"),
+        }
+    }
+
+    /// Starts lanes whose turn has come, oldest record first, as long as there are slots.
+    fn start_ready(&mut self, starts: &mut usize, now: Instant) {
+        while *starts > 0 && self.slots.held() < self.config.in_flight_max {
+            let slot = self.slots.vacant();
+            let Some(lane) = self.lanes.next(slot, now) else {
+                return;
+            };
+            *starts -= 1;
+            self.start_lane(slot, lane, now);
+        }
+    }
+
+    fn start_lane(&mut self, slot: u32, lane: LaneId, now: Instant) {
+        let seat = Seat {
+            lane,
+            epoch: self.lanes.head(lane).epoch,
+            deadline: None,
+            pinned_bytes: 0,
+        };
+        if let Some(publication) = self.letters.again(lane) {
+            self.slots.occupy(slot, Tenant::Vacated);
+            self.slots.publish(slot, seat, publication);
+            return;
+        }
+        let head = self.lanes.head(lane);
+        if head.record.undecodable {
+            let record = head.record.record.clone();
+            let publication = self.letters.undecodable(lane, record, now);
+            self.slots.occupy(slot, Tenant::Vacated);
+            self.slots.publish(slot, seat, publication);
+            return;
+        }
+        let (record, attempt) = (head.record.record.clone(), head.attempts);
+        let seat = Seat {
+            deadline: self.deadline(now),
+            ..seat
+        };
+        self.note_start(self.lanes.session(lane), seat.epoch, record.raw_offset(), attempt);
+        let cx = self.slots.context(slot, attempt, seat.deadline);
+        if self.lanes.newer_waits(lane) {
+            self.slots.newer_waits(slot);
+        }
+        let call = &self.call;
+        match self.slots.start(slot, || call(record, cx)) {
+            Some(Ok(())) => {
+                self.note_end(lane, true);
+                self.settle(lane, Outcome::Handled, now);
+            }
+            Some(Err(failure)) => {
+                self.slots.occupy(slot, Tenant::Vacated);
+                self.note_end(lane, false);
+                self.fail(slot, seat, failure, now);
+            }
+            None => self.slots.occupy(slot, Tenant::Handler(seat)),
+        }
+    }
+
+    /// Works through the mail in order.
+    fn admit(&mut self, starts: &mut usize, now: Instant) {
+        while *starts > 0 {
+            match self.current.take() {
+                Some((batch, from)) => self.admit_batch(batch, from, starts, now),
+                None => match self.mail.pop_front() {
+                    Some(ToWorker::Records(batch)) => self.current = Some((batch, 0)),
+                    Some(ToWorker::Closed(epoch)) => self.close(epoch),
+                    Some(ToWorker::Stop) => self.stopped = true,
+                    Some(ToWorker::Revoke(_) | ToWorker::Cancel(_)) => unreachable!("acted on when taken"),
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn close(&mut self, epoch: AssignmentEpoch) {
+        self.leaving.retain(|leaving| leaving.epoch != epoch);
+        if let Some(checker) = &mut self.checker {
+            checker.revoked(epoch);
+        }
+    }
+
+    fn admit_batch(&mut self, batch: Batch, from: usize, starts: &mut usize, now: Instant) {
+        let until = batch.entries.len().min(from + *starts);
+        for index in from..until {
+            let entry = batch.entries[index];
+            if self.is_leaving(entry.epoch) {
+                continue;
+            }
+            let must_wait = entry.undecodable
+                || self.lanes.is_busy(entry.session)
+                || self.slots.held() >= self.config.in_flight_max
+                || self.lanes.has_ready();
+            if must_wait {
+                self.enqueue(&batch, index, entry);
+            } else {
+                self.start_at_once(&batch, index, entry, now);
+            }
+        }
+        *starts -= until - from;
+        if until == batch.entries.len() {
+            self.link.batches.fetch_sub(1, Ordering::Release);
+            self.batch_done = true;
+        } else {
+            self.current = Some((batch, until));
+        }
+    }
+
+    fn enqueue(&mut self, batch: &Batch, index: usize, entry: Entry) {
+        let work = Work {
+            record: batch.shared.copy(index),
+            bytes: entry.bytes,
+            undecodable: entry.undecodable,
+            first_failure: None,
+        };
+        let queued = Queued::new(work, entry.epoch, entry.offset);
+        if let Some(slot) = self.lanes.enqueue(entry.session, queued) {
+            self.slots.newer_waits(slot);
+        }
+    }
+
+    /// The short way: a record of an idle session whose handler does not wait needs no lane, no copy, no allocation.
+    #[inline]
+    fn start_at_once(&mut self, batch: &Batch, index: usize, entry: Entry, now: Instant) {
+        let slot = self.slots.vacant();
+        let deadline = self.deadline(now);
+        let pins = self.pinned_bytes < PINNED_BYTES_MAX;
+        let (record, kept) = if pins {
+            (batch.shared.record(index), None)
+        } else {
+            let copy = batch.shared.copy(index);
+            (copy.clone(), Some(copy))
+        };
+        self.note_start(entry.session, entry.epoch, entry.offset, 1);
+        let cx = self.slots.context(slot, 1, deadline);
+        let call = &self.call;
+        let handled = self.slots.start(slot, || call(record, cx));
+        if let Some(Ok(())) = handled {
+            if let Some(checker) = &mut self.checker {
+                let ended = checker.ended(entry.session, entry.epoch, entry.offset, true);
+                report_violation(ended, &*self.observer);
+            }
+            self.settled.push(Settled {
+                epoch: entry.epoch,
+                offset: entry.offset,
+                bytes: entry.bytes,
+            });
+            return;
+        }
+        let pinned_bytes = if pins { batch.bytes } else { 0 };
+        self.pinned_bytes += pinned_bytes;
+        let work = Work {
+            record: kept.unwrap_or_else(|| batch.shared.record(index)),
+            bytes: entry.bytes,
+            undecodable: false,
+            first_failure: None,
+        };
+        let queued = Queued {
+            attempts: 1,
+            first_started: Some(now),
+            ..Queued::new(work, entry.epoch, entry.offset)
+        };
+        let lane = self.lanes.open_running(entry.session, queued, slot);
+        let seat = Seat {
+            lane,
+            epoch: entry.epoch,
+            deadline,
+            pinned_bytes,
+        };
+        match handled {
+            None => self.slots.occupy(slot, Tenant::Handler(seat)),
+            Some(Err(failure)) => {
+                self.slots.occupy(slot, Tenant::Vacated);
+                self.note_end(lane, false);
+                self.fail(slot, seat, failure, now);
+            }
+            Some(Ok(())) => unreachable!("returned above"),
+        }
+    }
+
+    fn deadline(&mut self, now: Instant) -> Option<Instant> {
+        let deadline = now + self.config.attempt_timeout?;
+        self.overdue_from.get_or_insert(deadline);
+        Some(deadline)
+    }
+
+    #[inline]
+    fn note_start(&mut self, session: SessionHash, epoch: AssignmentEpoch, offset: Offset, attempt: u32) {
+        if let Some(checker) = &mut self.checker {
+            report_violation(checker.started(session, epoch, offset, attempt), &*self.observer);
+        }
+    }
+
+    fn note_end(&mut self, lane: LaneId, settled: bool) {
+        if let Some(checker) = &mut self.checker {
+            let head = self.lanes.head(lane);
+            let ended = checker.ended(self.lanes.session(lane), head.epoch, head.offset, settled);
+            report_violation(ended, &*self.observer);
+        }
+    }
+
+    /// Sends what was settled, and says which leaving partitions are quiet.
+    fn report(&mut self) {
+        if !self.settled.is_empty() || self.batch_done {
+            self.batch_done = false;
+            let counters = &self.link.counters;
+            counters.settled.fetch_add(self.settled.len() as u64, Ordering::Relaxed);
+            let settled = std::mem::take(&mut self.settled);
+            self.link.outbox.put(FromWorker::Settled(settled));
+        }
+        let counters = &self.link.counters;
+        counters.in_flight.store(self.slots.held() as u64, Ordering::Relaxed);
+        counters.sessions.store(self.lanes.len() as u64, Ordering::Relaxed);
+        if let Some(checker) = &self.checker {
+            counters.checked.store(checker.checked(), Ordering::Relaxed);
+            counters.violations.store(checker.violations(), Ordering::Relaxed);
+        }
+        for leaving in &mut self.leaving {
+            let runs = |(_, seat, runs): (u32, Seat, bool)| runs && seat.epoch == leaving.epoch;
+            if !leaving.quiet && !self.slots.seats().any(runs) {
+                leaving.quiet = true;
+                self.link.outbox.put(FromWorker::Quiet(leaving.epoch));
+            }
+        }
+    }
+
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let retry = if self.slots.held() < self.config.in_flight_max {
+            self.lanes.next_due()
+        } else {
+            None
+        };
+        let overdue = self.overdue_from.filter(|_| self.slots.held() > 0);
+        let recheck = (!self.abandoned.is_empty()).then(|| now + ABANDONED_RECHECK);
+        [retry, overdue, recheck].into_iter().flatten().min()
+    }
+}
+
+fn report_violation(judged: Result<(), seriatim_engine::order::Violation>, observer: &dyn Observer) {
+    if let Err(violation) = judged {
+        observer.observe(Event::Violation(&violation));
+    }
+}
+
+/// An attempt ran out of time. A transient failure of its record.
+#[derive(Debug, thiserror::Error)]
+#[error("the attempt was cancelled after {0:?}")]
+pub struct AttemptTimeout(pub Duration);

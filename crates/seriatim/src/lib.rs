@@ -1,0 +1,1 @@
+//! Kafka records in strict order per session, in parallel across sessions.

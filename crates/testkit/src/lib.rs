@@ -1,0 +1,3 @@
+//! In-memory log, seeded simulator, a fixture for a real broker, and the port test suites.
+
+pub mod broker;
