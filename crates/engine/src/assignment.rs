@@ -138,7 +138,11 @@ mod tests {
         let second = assignments.open("orders[3], second time");
         assert_ne!(first, second);
         assert_eq!(assignments.get(first), None);
-        assert_eq!(assignments.close(first), None, "a late close must not end the new period");
+        assert_eq!(
+            assignments.close(first),
+            None,
+            "a late close must not end the new period"
+        );
         assert_eq!(assignments.get(second), Some(&"orders[3], second time"));
     }
 }

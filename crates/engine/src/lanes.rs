@@ -187,7 +187,9 @@ impl<R> Lanes<R> {
                     elapsed_max: None,
                     ..self.retry
                 };
-                let until = endless.next(times, now, now, session, offset).unwrap_or(now + endless.cap);
+                let until = endless
+                    .next(times, now, now, session, offset)
+                    .unwrap_or(now + endless.cap);
                 self.wait(lane, until)
             }
         }
@@ -244,7 +246,9 @@ impl<R> Lanes<R> {
         let first = queued.first_started.unwrap_or(now);
         match delay {
             None => self.retry.next(queued.attempts, first, now, session, queued.offset),
-            Some(delay) => self.retry.next_after(delay, queued.attempts, first, now, session, queued.offset),
+            Some(delay) => self
+                .retry
+                .next_after(delay, queued.attempts, first, now, session, queued.offset),
         }
     }
 
@@ -319,11 +323,9 @@ impl<R> Lanes<R> {
 
     /// The session's lane, or the id of a new one that is still to be filled.
     fn entry(&mut self, session: SessionHash) -> Result<LaneId, LaneId> {
-        let entry = self.by_session.entry(
-            session.0,
-            |(other, _)| *other == session,
-            |(other, _)| other.0,
-        );
+        let entry = self
+            .by_session
+            .entry(session.0, |(other, _)| *other == session, |(other, _)| other.0);
         match entry {
             Entry::Occupied(entry) => Ok(entry.get().1),
             Entry::Vacant(entry) => {
@@ -514,7 +516,10 @@ mod tests {
         };
         story.now = until;
         assert_eq!(story.lanes.next(0, story.now), Some(lane));
-        assert_eq!(story.lanes.finish(lane, Outcome::DeadLettered, story.now), Verdict::Settled);
+        assert_eq!(
+            story.lanes.finish(lane, Outcome::DeadLettered, story.now),
+            Verdict::Settled
+        );
         story.start().expect_started("a2");
     }
 
@@ -532,7 +537,10 @@ mod tests {
         assignments.open(());
         story.epoch = assignments.open(());
         story.deliver("a1 a2").start().expect_started("");
-        assert_eq!(story.lanes.finish(lane, Outcome::Cancelled, story.now), Verdict::Dropped);
+        assert_eq!(
+            story.lanes.finish(lane, Outcome::Cancelled, story.now),
+            Verdict::Dropped
+        );
         story.running.clear();
         story.start().expect_started("a1");
     }
@@ -556,7 +564,7 @@ mod tests {
             let retry = Retry { attempts_max: 3, jitter_seed: seed, ..Retry::default() };
             let mut lanes = Lanes::new(retry);
             let mut assignments = Assignments::default();
-            let mut epochs = vec![assignments.open(()), assignments.open(())];
+            let mut epochs = [assignments.open(()), assignments.open(())];
             let mut model: BTreeMap<u64, Model> = BTreeMap::new();
             let mut now = Instant::now();
             let mut next_offset = 0;

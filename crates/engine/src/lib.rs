@@ -6,18 +6,20 @@
 //! 1. [`record`]: the names of things: partition, offset, session.
 //! 2. [`route`]: from a session key to its hash, from its hash to its worker.
 //! 3. [`ledger`]: which offsets of a partition are unsettled, and so how far a commit may go.
-//! 4. [`lane`] and [`lanes`]: one session's FIFO, and all of a worker's.
-//! 5. [`retry`]: when a failed attempt is tried again, and when it no longer is.
-//! 6. [`assignment`]: periods of ownership, which fence whatever arrives late.
-//! 7. [`budget`]: how much may be unsettled before intake is held.
-//! 8. [`order`]: the checker that judges all of the above from outside.
+//! 4. [`ack_map`]: what is settled above that, as text to commit beside it.
+//! 5. [`lane`] and [`lanes`]: one session's FIFO, and all of a worker's.
+//! 6. [`retry`]: when a failed attempt is tried again, and when it no longer is.
+//! 7. [`assignment`]: periods of ownership, which fence whatever arrives late.
+//! 8. [`budget`]: how much may be unsettled before intake is held.
+//! 9. [`order`]: the checker that judges all of the above from outside.
 
-pub mod assignment;
-pub mod budget;
+pub mod record;
+pub mod route;
+pub mod ledger;
+pub mod ack_map;
 pub mod lane;
 pub mod lanes;
-pub mod ledger;
-pub mod order;
-pub mod record;
 pub mod retry;
-pub mod route;
+pub mod assignment;
+pub mod budget;
+pub mod order;
