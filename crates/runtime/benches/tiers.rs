@@ -1,6 +1,7 @@
 //! Dispatcher and workers alone, without Kafka: a source that hands out ready-made batches, and a handler that is ready
 //! at once. The whole path of a record is in it: admit, route, start, settle, commit.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -64,6 +65,7 @@ struct Ticks {
     partitions: usize,
     sessions: u64,
     epochs: Vec<AssignmentEpoch>,
+    partition_of: HashMap<AssignmentEpoch, usize>,
     offsets: Vec<i64>,
     next_partition: usize,
     delivered: usize,
@@ -78,6 +80,7 @@ impl Ticks {
             partitions,
             sessions,
             epochs: Vec::new(),
+            partition_of: HashMap::new(),
             offsets: vec![0; partitions],
             next_partition: 0,
             delivered: 0,
@@ -91,12 +94,17 @@ impl Ticks {
 impl Source for Ticks {
     type Message = Tick;
 
-    fn poll(&mut self, wait: Duration, records: Option<&mut Records<Tick>>) -> Result<Option<SourceEvent>, SourceError> {
+    fn poll(
+        &mut self,
+        wait: Duration,
+        records: Option<&mut Records<Tick>>,
+    ) -> Result<Option<SourceEvent>, SourceError> {
         if self.epochs.is_empty() {
             let granted = (0..self.partitions).map(|number| Granted {
                 partition: PartitionId::new("ticks", number as i32),
                 committed: Some(Offset::ZERO),
                 metadata: String::new(),
+                end: None,
             });
             return Ok(Some(SourceEvent::Assigned(granted.collect())));
         }
@@ -114,25 +122,33 @@ impl Source for Ticks {
             for _ in 0..run {
                 let session = (self.delivered as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) % self.sessions;
                 let key = session.to_le_bytes();
-                records.messages.push(Tick { offset: self.offsets[partition], key });
+                records.messages.push(Tick {
+                    offset: self.offsets[partition],
+                    key,
+                });
                 self.offsets[partition] += 1;
                 self.delivered += 1;
             }
-            records.runs.push(Run { epoch: self.epochs[partition], len: run });
+            records.runs.push(Run {
+                epoch: self.epochs[partition],
+                len: run,
+            });
         }
         Ok(Some(SourceEvent::Records))
     }
 
     fn start(&mut self, starts: &[Start]) {
-        self.epochs.extend(starts.iter().map(|start| start.epoch));
+        for start in starts {
+            self.partition_of.insert(start.epoch, self.epochs.len());
+            self.epochs.push(start.epoch);
+        }
     }
 
     fn set_flow(&mut self, _epoch: AssignmentEpoch, _flow: Flow) {}
 
     fn commit(&mut self, commits: &[Commit], mode: CommitMode) -> Result<(), CommitError> {
         for commit in commits {
-            let partition = self.epochs.iter().position(|epoch| *epoch == commit.epoch).expect("it is ours");
-            self.committed[partition] = commit.watermark.get();
+            self.committed[self.partition_of[&commit.epoch]] = commit.watermark.get();
         }
         if mode == CommitMode::Background {
             self.answer = Some(commits.to_vec());
@@ -180,7 +196,9 @@ fn config(workers: usize) -> RunConfig {
 }
 
 fn run(partitions: usize, sessions: u64) -> Duration {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("a runtime");
     let (finished_tx, finished) = oneshot::channel();
     let handler = |record: Record, _cx: Context| async move {
         std::hint::black_box(record.offset());

@@ -20,9 +20,11 @@ use crate::dispatcher::{Dispatcher, DispatcherConfig, Progressed, RunError, Stop
 use crate::failure::Failure;
 use crate::letter::Letters;
 pub use crate::letter::WallClock;
+pub use crate::mail::WorkerCounters;
+use crate::mail::{FromWorker, Link, ToWorker};
 use crate::ports::{DeadLetters, Handler, Observer, Source};
 use crate::record::Record;
-use crate::worker::{Link, Next, ToWorker, Worker, WorkerConfig, WorkerCounters};
+use crate::worker::{Next, Worker, WorkerConfig};
 
 /// How a consumer runs.
 #[derive(Clone, Debug)]
@@ -172,7 +174,9 @@ where
             }
         });
     }
-    let waker = connected.recv().expect("the dispatcher's thread reports before it ends")?;
+    let waker = connected
+        .recv()
+        .expect("the dispatcher's thread reports before it ends")?;
 
     let counters = links.iter().map(|link| Arc::clone(&link.counters)).collect();
     let session_by = Arc::new(config.dispatcher.session_by.clone());
@@ -180,12 +184,15 @@ where
     for (index, link) in links.into_iter().enumerate() {
         let letters = Letters::new(Arc::clone(&dead_letters), Arc::clone(&session_by), clock);
         let (handler, observer, config) = (Arc::clone(&handler), observer.clone(), config.worker.clone());
-        let ending = ending.clone();
+        let (ending, outbox) = (ending.clone(), link.outbox.clone());
         spawn(format!("seriatim-worker-{index}"), move || {
             let call = |record, cx| handler.handle(record, cx);
-            let worked = catch_unwind(AssertUnwindSafe(|| work(Worker::new(call, config, link, letters, observer))));
+            let worked = catch_unwind(AssertUnwindSafe(|| {
+                work(Worker::new(call, config, link, letters, observer))
+            }));
             if let Err(panic) = worked {
                 ending.with(Err(panic));
+                outbox.put(FromWorker::Died);
             }
         });
     }
@@ -198,10 +205,12 @@ where
 
 /// Reports how a consumer ended: the first of its threads to say so is believed.
 #[derive(Clone)]
-struct Ending(Arc<Mutex<Option<oneshot::Sender<Result<(), RunError>>>>>);
+struct Ending(Arc<Mutex<Option<Sender>>>);
+
+type Sender = oneshot::Sender<Result<(), RunError>>;
 
 impl Ending {
-    fn new(sender: oneshot::Sender<Result<(), RunError>>) -> Self {
+    fn new(sender: Sender) -> Self {
         Self(Arc::new(Mutex::new(Some(sender))))
     }
 

@@ -4,15 +4,19 @@
 //! tiers are given. Then the tiers: [`dispatcher`], [`worker`]; both are state machines that are stepped. Last
 //! [`drive`]: the loops that step them on threads and on tokio.
 
-pub mod context;
-pub mod dispatcher;
-pub mod drive;
-pub mod failure;
-mod letter;
-mod mailbox;
 pub mod message;
-pub mod ports;
 pub mod record;
 pub mod session_by;
-mod slots;
+pub mod failure;
+pub mod context;
+pub mod ports;
+pub mod backend;
+
+pub mod dispatcher;
+mod mailbox;
+mod mail;
 pub mod worker;
+mod slots;
+mod letter;
+
+pub mod drive;

@@ -17,6 +17,14 @@ pub trait Message: Send + Sync + 'static {
     fn value(&self) -> Option<&[u8]>;
     /// The header at `index`, in the order of the record; `None` past the last.
     fn header(&self, index: usize) -> Option<Header<'_>>;
+
+    /// Frees messages that were delivered together: once a batch, where a client can do that at less than once each.
+    fn free(messages: Vec<Self>)
+    where
+        Self: Sized,
+    {
+        drop(messages);
+    }
 }
 
 /// One header of a record. Names may repeat and need not be UTF-8.
@@ -160,9 +168,18 @@ mod tests {
     #[test]
     fn a_copy_keeps_null_empty_and_repeated_parts_apart() {
         let headers = [
-            Header { name: b"a", value: Some(b"1") },
-            Header { name: b"a", value: None },
-            Header { name: b"\xff\xfe", value: Some(b"") },
+            Header {
+                name: b"a",
+                value: Some(b"1"),
+            },
+            Header {
+                name: b"a",
+                value: None,
+            },
+            Header {
+                name: b"\xff\xfe",
+                value: Some(b""),
+            },
         ];
         let original = OwnedMessage::build(
             "orders",

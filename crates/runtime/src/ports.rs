@@ -11,6 +11,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
+use seriatim_engine::ack_map::AckMapError;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
 use seriatim_engine::order::Violation;
@@ -117,6 +118,8 @@ pub struct Granted {
     pub committed: Option<Offset>,
     /// The metadata that was committed beside the offset; empty when there is none.
     pub metadata: String,
+    /// The offset after the log's last record. Needed only beside metadata, which is not believed without it.
+    pub end: Option<Offset>,
 }
 
 /// The order to begin delivering a granted partition.
@@ -158,6 +161,8 @@ pub struct CommitError {
     pub reason: String,
     /// Whether the same member may try again.
     pub retriable: bool,
+    /// Whether the metadata was longer than the broker takes.
+    pub metadata_too_long: bool,
 }
 
 /// A source that can never deliver again.
@@ -303,6 +308,10 @@ pub enum Event<'a> {
     FlowChanged(&'a PartitionId, Flow),
     /// A commit was acknowledged.
     Committed(&'a PartitionId, Offset),
+    /// What was committed beside the offset is ignored: records settled above it are handled again.
+    AckMapIgnored(&'a PartitionId, AckMapError),
+    /// An ack map had no room for all that is settled above the watermark: after a crash more is repeated.
+    AckMapTruncated(&'a PartitionId),
     /// A commit failed; it is tried again.
     CommitFailed(&'a CommitError),
     /// An attempt failed and will be made again after the delay.

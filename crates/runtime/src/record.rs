@@ -22,11 +22,17 @@ trait Chunk: Send + Sync {
     fn message(&self, index: usize) -> &dyn Message;
 }
 
-struct Messages<M>(Vec<M>);
+struct Messages<M: Message>(Vec<M>);
 
 impl<M: Message> Chunk for Messages<M> {
     fn message(&self, index: usize) -> &dyn Message {
         &self.0[index]
+    }
+}
+
+impl<M: Message> Drop for Messages<M> {
+    fn drop(&mut self) {
+        M::free(std::mem::take(&mut self.0));
     }
 }
 

@@ -162,8 +162,14 @@ mod tests {
     fn the_last_header_of_a_name_counts() {
         let by = SessionBy::header("session-id");
         let headers = [
-            Header { name: b"session-id", value: Some(b"first") },
-            Header { name: b"session-id", value: Some(b"last") },
+            Header {
+                name: b"session-id",
+                value: Some(b"first"),
+            },
+            Header {
+                name: b"session-id",
+                value: Some(b"last"),
+            },
         ];
         assert_eq!(by.key_of(&message(None, None, &headers)).unwrap().as_ref(), b"last");
         assert!(by.key_of(&message(None, None, &[])).is_err());
@@ -178,8 +184,14 @@ mod tests {
         };
         assert_eq!(key(r#"{"account":{"id":"a1"}}"#), Ok("a1".into()));
         assert_eq!(key(r#"{"account":{"id":17}}"#), Ok("17".into()));
-        assert_eq!(key(r#"{"account":{}}"#), Err(SessionKeyError::NothingAt("/account/id".into())));
-        assert_eq!(key(r#"{"account":{"id":[]}}"#), Err(SessionKeyError::NotText("/account/id".into())));
+        assert_eq!(
+            key(r#"{"account":{}}"#),
+            Err(SessionKeyError::NothingAt("/account/id".into()))
+        );
+        assert_eq!(
+            key(r#"{"account":{"id":[]}}"#),
+            Err(SessionKeyError::NotText("/account/id".into()))
+        );
         assert!(matches!(key("{secret"), Err(SessionKeyError::NotJson(text)) if !text.contains("secret")));
     }
 
@@ -189,7 +201,13 @@ mod tests {
         assert_eq!("header:x".parse(), Ok(SessionBy::header("x")));
         assert_eq!("json:/a/0".parse(), Ok(SessionBy::json("/a/0")));
         for wrong in ["", "keys", "header:", "json:a", "value"] {
-            assert!(wrong.parse::<SessionBy>().unwrap_err().to_string().contains("header:NAME"));
+            assert!(
+                wrong
+                    .parse::<SessionBy>()
+                    .unwrap_err()
+                    .to_string()
+                    .contains("header:NAME")
+            );
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Where handlers' futures are polled: slots that are reused from record to record, so that a record that is handled
 //! without waiting costs no allocation, and one that waits costs no task.
 
+use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::time::Instant;
 
@@ -195,9 +196,13 @@ impl<F: Future<Output = Handled>> Slots<F> {
             }
             Tenant::Publication(seat, publication) => {
                 let mut cx = std::task::Context::from_waker(&slot.waker);
-                match publication.as_mut().poll(&mut cx) {
-                    Poll::Ready(result) => Some(Progress::Published(*seat, result)),
-                    Poll::Pending => None,
+                match catch_unwind(AssertUnwindSafe(|| publication.as_mut().poll(&mut cx))) {
+                    Ok(Poll::Ready(result)) => Some(Progress::Published(*seat, result)),
+                    Ok(Poll::Pending) => None,
+                    Err(panic) => {
+                        let error = DeadLetterError(panic_text(panic).into());
+                        Some(Progress::Published(*seat, Err(error)))
+                    }
                 }
             }
             Tenant::Abandoned(seat, cancelled) => {
@@ -239,11 +244,19 @@ impl<F: Future<Output = Handled>> Slots<F> {
 
     /// All held slots with their seats, and whether their tenants still run (rather than being abandoned).
     pub(crate) fn seats(&self) -> impl Iterator<Item = (u32, Seat, bool)> {
-        self.slots.iter().enumerate().filter_map(|(slot, held)| match &held.tenant {
-            Tenant::None | Tenant::Vacated => None,
-            Tenant::Handler(seat) | Tenant::Publication(seat, _) => Some((slot as u32, *seat, true)),
-            Tenant::Abandoned(seat, _) => Some((slot as u32, *seat, false)),
-        })
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, held)| match &held.tenant {
+                Tenant::None | Tenant::Vacated => None,
+                Tenant::Handler(seat) | Tenant::Publication(seat, _) => Some((slot as u32, *seat, true)),
+                Tenant::Abandoned(seat, _) => Some((slot as u32, *seat, false)),
+            })
+    }
+
+    /// Whether a cancelled attempt is waited for in `slot`.
+    pub(crate) fn is_abandoned(&self, slot: u32) -> bool {
+        matches!(self.slots[slot as usize].tenant, Tenant::Abandoned(..))
     }
 
     /// The handler in `slot`, if its attempt has run out of time.
@@ -277,13 +290,16 @@ impl<F: Future<Output = Handled>> Slot<F> {
 #[error("the handler panicked: {0}")]
 pub(crate) struct HandlerPanic(String);
 
-fn panicked(panic: Box<dyn std::any::Any + Send>) -> Failure {
-    let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+fn panicked(panic: Box<dyn Any + Send>) -> Failure {
+    Failure::transient(HandlerPanic(panic_text(panic)))
+}
+
+fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
         (_, Some(text)) => text.clone(),
         _ => "without a message".to_owned(),
-    };
-    Failure::transient(HandlerPanic(text))
+    }
 }
 
 struct SlotWaker {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use seriatim_engine::retry::Retry;
 use crate::context::Context;
 use crate::failure::{Failure, FailureClass};
 use crate::letter::Letters;
-use crate::mailbox::Mailbox;
+use crate::mail::{Batch, Entry, FromWorker, Link, Settled, ToWorker};
 use crate::ports::{DeadLetterReason, Event, Observer};
-use crate::record::{Record, Shared};
+use crate::record::Record;
 use crate::slots::{Cancelled, Handled, Progress, Seat, Slots, Tenant};
 
 /// How a worker treats its records.
@@ -35,25 +35,6 @@ pub struct WorkerConfig {
     pub check: bool,
 }
 
-/// What a worker has done so far, for statistics: written by the batch, read at any time.
-#[derive(Debug, Default)]
-pub struct WorkerCounters {
-    /// Records settled, dead letters among them.
-    pub settled: AtomicU64,
-    /// Attempts that failed and were to be made again.
-    pub retries: AtomicU64,
-    /// Records dead-lettered.
-    pub dead_letters: AtomicU64,
-    /// Handlers that wait now.
-    pub in_flight: AtomicU64,
-    /// Sessions with unsettled records now.
-    pub sessions: AtomicU64,
-    /// Starts that the order checker judged.
-    pub checked: AtomicU64,
-    /// Violations that it found.
-    pub violations: AtomicU64,
-}
-
 /// Memory of the client's that records with a waiting handler may pin, in bytes per worker; past it a record is copied
 /// out before it is handled. A pinned record keeps its whole chunk, so few are enough to learn that handlers wait.
 const PINNED_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -66,74 +47,6 @@ const ABANDONED_RECHECK: Duration = Duration::from_millis(10);
 
 /// How often attempts that ran out of time are looked for, at most.
 const DEADLINE_RESOLUTION: Duration = Duration::from_millis(1);
-
-/// From the dispatcher.
-pub(crate) enum ToWorker {
-    /// Records of this worker's sessions, in order.
-    Records(Batch),
-    /// The partition leaves: start nothing more of it, and say when nothing of it runs.
-    Revoke(AssignmentEpoch),
-    /// The drain's deadline is reached: cancel what runs.
-    Cancel(AssignmentEpoch),
-    /// The partition has left; no batch behind this holds a record of it.
-    Closed(AssignmentEpoch),
-    /// There is nothing more to do.
-    Stop,
-}
-
-/// A worker's share of one fetched batch.
-pub(crate) struct Batch {
-    pub(crate) shared: Shared,
-    /// One entry a message of `shared`.
-    pub(crate) entries: Vec<Entry>,
-    pub(crate) bytes: usize,
-}
-
-/// What the dispatcher found out about a record.
-#[derive(Clone, Copy)]
-pub(crate) struct Entry {
-    pub(crate) session: SessionHash,
-    pub(crate) epoch: AssignmentEpoch,
-    pub(crate) offset: Offset,
-    pub(crate) bytes: u32,
-    /// It has no readable session key, and becomes a dead letter for it.
-    pub(crate) undecodable: bool,
-}
-
-/// To the dispatcher.
-pub(crate) enum FromWorker {
-    /// These are settled; or nothing is, and the worker has room for another batch.
-    Settled(Vec<Settled>),
-    /// Nothing of this partition runs any more.
-    Quiet(AssignmentEpoch),
-}
-
-pub(crate) struct Settled {
-    pub(crate) epoch: AssignmentEpoch,
-    pub(crate) offset: Offset,
-    pub(crate) bytes: u32,
-}
-
-/// The two ends of a worker's mail.
-#[derive(Clone)]
-pub(crate) struct Link {
-    pub(crate) inbox: Mailbox<ToWorker>,
-    pub(crate) outbox: Mailbox<FromWorker>,
-    /// Batches sent and not yet worked through: what the dispatcher limits.
-    pub(crate) batches: Arc<AtomicUsize>,
-    pub(crate) counters: Arc<WorkerCounters>,
-}
-
-impl Link {
-    pub(crate) fn new() -> Self {
-        Self {
-            inbox: Mailbox::new(),
-            outbox: Mailbox::new(),
-            batches: Arc::default(),
-            counters: Arc::default(),
-        }
-    }
-}
 
 /// A record in a lane.
 struct Work {
@@ -182,6 +95,8 @@ pub struct Worker<C, F> {
 /// A partition on its way out.
 struct Leaving {
     epoch: AssignmentEpoch,
+    /// Whether the drain's deadline has come. What cannot be cancelled is waited for until then.
+    cancelled: bool,
     quiet: bool,
 }
 
@@ -190,7 +105,13 @@ where
     C: Fn(Record, Context) -> F,
     F: Future<Output = Handled>,
 {
-    pub(crate) fn new(call: C, config: WorkerConfig, link: Link, letters: Letters, observer: Arc<dyn Observer>) -> Self {
+    pub(crate) fn new(
+        call: C,
+        config: WorkerConfig,
+        link: Link,
+        letters: Letters,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
         Self {
             call,
             link,
@@ -226,7 +147,7 @@ where
         self.report();
         if self.stopped {
             Next::Stopped
-        } else if starts == 0 {
+        } else if starts == 0 || (self.lanes.has_ready() && self.slots.held() < self.config.in_flight_max) {
             Next::Now
         } else {
             Next::At(self.next_due(now))
@@ -257,7 +178,11 @@ where
     }
 
     fn revoke(&mut self, epoch: AssignmentEpoch) {
-        self.leaving.push(Leaving { epoch, quiet: false });
+        self.leaving.push(Leaving {
+            epoch,
+            cancelled: false,
+            quiet: false,
+        });
         self.drop_queued(epoch);
         for slot in self.slots_of(epoch, false) {
             self.slots.cancel(slot, Cancelled::Leaving);
@@ -271,6 +196,9 @@ where
     }
 
     fn cancel_epoch(&mut self, epoch: AssignmentEpoch, now: Instant) {
+        for leaving in &mut self.leaving {
+            leaving.cancelled |= leaving.epoch == epoch;
+        }
         for slot in self.slots_of(epoch, true) {
             self.cancel(slot, Cancelled::Leaving, now);
         }
@@ -317,15 +245,21 @@ where
         let mut earliest = now + timeout;
         for (slot, seat, runs) in self.slots.seats() {
             match seat.deadline {
-                Some(_) if self.slots.is_overdue(slot, now) => overdue.push(slot),
+                Some(_) if self.slots.is_overdue(slot, now) => overdue.push((slot, seat.epoch)),
                 Some(deadline) if runs => earliest = earliest.min(deadline),
                 _ => {}
             }
         }
         // Whatever starts later runs out of time later than `now + timeout`.
         self.overdue_from = Some(earliest.max(now + DEADLINE_RESOLUTION));
-        for slot in overdue {
-            self.cancel(slot, Cancelled::Overdue, now);
+        for (slot, epoch) in overdue {
+            // What its partition leaves behind is not tried again, whenever its context is let go.
+            let why = if self.is_leaving(epoch) {
+                Cancelled::Leaving
+            } else {
+                Cancelled::Overdue
+            };
+            self.cancel(slot, why, now);
         }
     }
 
@@ -333,7 +267,9 @@ where
         for slot in std::mem::take(&mut self.abandoned) {
             match self.slots.poll(slot) {
                 Some(progress) => self.conclude(slot, progress, now),
-                None => self.abandoned.push(slot),
+                None if self.slots.is_abandoned(slot) => self.abandoned.push(slot),
+                // A late wake had it looked at before.
+                None => {}
             }
         }
     }
@@ -351,6 +287,10 @@ where
                 self.fail(slot, seat, failure, now);
             }
             Progress::Published(seat, Ok(())) => {
+                // An undecodable record was never started.
+                if !self.lanes.head(seat.lane).record.undecodable {
+                    self.note_end(seat.lane, true);
+                }
                 self.letters.published(seat.lane, &*self.observer);
                 self.link.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
                 self.settle(seat.lane, Outcome::DeadLettered, now);
@@ -358,6 +298,7 @@ where
             }
             Progress::Published(seat, Err(error)) => {
                 let tries = self.letters.failed(seat.lane, &error, &*self.observer);
+                self.unpin(seat);
                 self.lanes.finish(seat.lane, Outcome::DeadLetterFailed(tries), now);
                 if self.is_leaving(seat.epoch) {
                     self.drop_queued(seat.epoch);
@@ -388,6 +329,14 @@ where
         debug_assert_eq!(verdict, Verdict::Settled);
     }
 
+    /// A record that waits without a slot is copied out of the client's memory.
+    fn unpin(&mut self, seat: Seat) {
+        if seat.pinned_bytes > 0 {
+            let work = &mut self.lanes.head_mut(seat.lane).record;
+            work.record = work.record.detached();
+        }
+    }
+
     fn drop_unsettled(&mut self, slot: u32, seat: Seat, now: Instant) {
         self.letters.forget(seat.lane);
         self.lanes.finish(seat.lane, Outcome::Cancelled, now);
@@ -412,10 +361,8 @@ where
         match self.lanes.finish(seat.lane, outcome, now) {
             Verdict::RetryAt(until) => {
                 self.link.counters.retries.fetch_add(1, Ordering::Relaxed);
-                let head = self.lanes.head_mut(seat.lane);
-                if seat.pinned_bytes > 0 {
-                    head.record.record = head.record.record.detached();
-                }
+                self.unpin(seat);
+                let head = self.lanes.head(seat.lane);
                 self.observer.observe(Event::Retrying {
                     record: &head.record.record,
                     attempt: head.attempts,
@@ -656,8 +603,9 @@ where
             counters.violations.store(checker.violations(), Ordering::Relaxed);
         }
         for leaving in &mut self.leaving {
-            let runs = |(_, seat, runs): (u32, Seat, bool)| runs && seat.epoch == leaving.epoch;
-            if !leaving.quiet && !self.slots.seats().any(runs) {
+            let holds_up =
+                |(_, seat, runs): (u32, Seat, bool)| seat.epoch == leaving.epoch && (runs || !leaving.cancelled);
+            if !leaving.quiet && !self.slots.seats().any(holds_up) {
                 leaving.quiet = true;
                 self.link.outbox.put(FromWorker::Quiet(leaving.epoch));
             }

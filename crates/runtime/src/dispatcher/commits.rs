@@ -1,0 +1,137 @@
+//! How far it has got: commits, and the look for what stands still.
+
+use std::time::{Duration, Instant};
+
+use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::record::RecordId;
+
+use super::ownership::Progress;
+use super::{Dispatcher, QUIET_COMMIT_INTERVAL};
+use crate::ports::{Commit, CommitError, CommitMode, Event, Source};
+
+/// An unchanged watermark is committed again this often: lag monitors call a group stopped that commits nothing, and
+/// brokers forget offsets that are not refreshed.
+const RECOMMIT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How often the partitions are looked through for a stuck one.
+const STUCK_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+impl<S: Source> Dispatcher<S> {
+    /// The commits of those among `epochs` for which the broker does not know how far they have got.
+    pub(super) fn commits_of(&mut self, epochs: &[AssignmentEpoch]) -> Vec<Commit> {
+        let mut commits = Vec::new();
+        for epoch in epochs {
+            let Some(owned) = self.owned.get_mut(*epoch) else {
+                continue;
+            };
+            let mark = owned.mark();
+            if mark == owned.acknowledged {
+                continue;
+            }
+            if let Some((commit, whole)) = owned.commit(*epoch, self.metadata_len_max) {
+                owned.sent = mark;
+                commits.push(commit);
+                if !whole {
+                    self.observer.observe(Event::AckMapTruncated(&owned.partition));
+                }
+            }
+        }
+        commits
+    }
+
+    pub(super) fn next_commit(&self) -> Option<Instant> {
+        let quiet = self.usage.records == 0 && self.owned.iter().any(|(_, owned)| owned.is_dirty());
+        let interval = if quiet {
+            QUIET_COMMIT_INTERVAL.min(self.config.commit_interval)
+        } else {
+            self.config.commit_interval
+        };
+        (!self.commit_in_flight).then_some(())?;
+        self.committed_at.map(|at| at + interval)
+    }
+
+    /// Sends what is due. One commit at a time, so that none overtakes another.
+    pub(super) fn commit_due(&mut self, now: Instant) {
+        let due = !self.commit_in_flight && self.next_commit().is_none_or(|due| due <= now);
+        if !due {
+            return;
+        }
+        self.committed_at = Some(now);
+        let mut due = Vec::new();
+        for (epoch, owned) in self.owned.iter_mut() {
+            let stale = now.saturating_duration_since(owned.acknowledged_at) >= RECOMMIT_INTERVAL;
+            if stale {
+                owned.acknowledged = None;
+            }
+            if !owned.is_draining() && (owned.is_dirty() || stale) {
+                due.push(epoch);
+            }
+        }
+        let commits = self.commits_of(&due);
+        if commits.is_empty() {
+            return;
+        }
+        match self.source.commit(&commits, CommitMode::Background) {
+            Ok(()) => self.commit_in_flight = true,
+            Err(error) => self.note_committed(Err(error), now),
+        }
+    }
+
+    pub(super) fn note_committed(&mut self, answer: Result<Vec<Commit>, CommitError>, now: Instant) {
+        match answer {
+            Ok(commits) => {
+                for commit in commits {
+                    if let Some(owned) = self.owned.get_mut(commit.epoch) {
+                        owned.acknowledged = owned.sent;
+                        owned.acknowledged_at = now;
+                        self.observer
+                            .observe(Event::Committed(&owned.partition, commit.watermark));
+                    }
+                }
+            }
+            Err(error) => {
+                if error.metadata_too_long {
+                    self.metadata_len_max /= 2;
+                }
+                // Whatever was sent counts as not sent, and is committed again when next due.
+                for (_, owned) in self.owned.iter_mut() {
+                    owned.sent = owned.acknowledged;
+                }
+                self.observer.observe(Event::CommitFailed(&error));
+            }
+        }
+    }
+
+    pub(super) fn look_for_stuck(&mut self, now: Instant) {
+        let Some(stuck_after) = self.config.stuck_after else {
+            return;
+        };
+        if self.stuck_looked_at.is_some_and(|at| now < at + STUCK_LOOK_INTERVAL) {
+            return;
+        }
+        self.stuck_looked_at = Some(now);
+        for (_, owned) in self.owned.iter_mut() {
+            let watermark = owned.ledger.watermark().map(|watermark| watermark.offset());
+            let blocking = owned.ledger.oldest_unsettled();
+            let progress = &mut owned.progress;
+            // A partition without unsettled records is idle, not stuck.
+            let Some(blocking) = blocking.filter(|_| progress.watermark == watermark) else {
+                *progress = Progress {
+                    watermark,
+                    since: now,
+                    reported: false,
+                };
+                continue;
+            };
+            let stood = now.saturating_duration_since(progress.since);
+            if stood >= stuck_after && !progress.reported {
+                progress.reported = true;
+                let record = RecordId {
+                    partition: owned.partition.clone(),
+                    offset: blocking,
+                };
+                self.observer.observe(Event::Stuck(record, stood));
+            }
+        }
+    }
+}

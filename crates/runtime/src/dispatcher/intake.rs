@@ -1,0 +1,176 @@
+//! From a batch of the source to the workers' batches.
+
+use std::sync::atomic::Ordering;
+
+use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::budget::{Flow, Usage, flow};
+use seriatim_engine::ledger::Admission;
+use seriatim_engine::record::{PartitionId, RecordId, SessionHash};
+use seriatim_engine::route::Router;
+
+use super::{Dispatcher, RunError};
+use crate::mail::{Batch, Entry, Link, ToWorker};
+use crate::message::Message;
+use crate::ports::{Event, Records, Source};
+use crate::record::Shared;
+use crate::session_by::{MissingSession, SessionBy, SessionKeyError};
+
+/// Reported bytes of a record beside its key and value: the client's own bookkeeping, about.
+const RECORD_OVERHEAD_BYTES: usize = 64;
+
+impl<S: Source> Dispatcher<S> {
+    pub(super) fn admit(&mut self, records: &mut Records<S::Message>) {
+        let mut messages = records.messages.drain(..);
+        for run in records.runs.drain(..) {
+            let mut messages = messages.by_ref().take(run.len);
+            let Some(owned) = self.owned.get_mut(run.epoch).filter(|owned| !owned.is_draining()) else {
+                // The partition has left, or leaves: the next owner is given these.
+                messages.for_each(drop);
+                continue;
+            };
+            let mut intake = Intake {
+                epoch: run.epoch,
+                router: &self.router,
+                session_by: &self.config.session_by,
+                missing_session: self.config.missing_session,
+                workers: &mut self.workers,
+            };
+            let mut admitted = Usage::ZERO;
+            for message in &mut messages {
+                let offset = message.offset();
+                match owned.ledger.admit(offset) {
+                    Admission::Admitted => {}
+                    Admission::AlreadySettled | Admission::Behind => continue,
+                }
+                match intake.route(message, &owned.partition) {
+                    Ok(bytes) => admitted.add(Usage::record(bytes)),
+                    Err(failure) => {
+                        // Admitted and never settled: the commit stays below it.
+                        self.failure.get_or_insert(failure);
+                        break;
+                    }
+                }
+            }
+            messages.for_each(drop);
+            owned.usage.add(admitted);
+            self.usage.add(admitted);
+            self.hold_if_full(run.epoch);
+        }
+        drop(messages);
+        for tail in &mut self.workers {
+            tail.send();
+        }
+    }
+
+    fn hold_if_full(&mut self, epoch: AssignmentEpoch) {
+        let Some(owned) = self.owned.get_mut(epoch) else { return };
+        if owned.flow == Flow::Flowing && owned.next_flow(&self.config.limits) == Flow::Held {
+            owned.flow = Flow::Held;
+            self.held.push(epoch);
+            self.source.set_flow(epoch, Flow::Held);
+            self.observer.observe(Event::FlowChanged(&owned.partition, Flow::Held));
+        }
+    }
+
+    /// Resumes what has fallen below its limits.
+    pub(super) fn adjust_flow(&mut self) {
+        let limits = &self.config.limits;
+        self.flow = flow(
+            self.flow,
+            self.usage,
+            limits.unsettled_records_max,
+            limits.unsettled_bytes_max,
+        );
+        self.held.retain(|epoch| {
+            let Some(owned) = self.owned.get_mut(*epoch).filter(|owned| !owned.is_draining()) else {
+                return false;
+            };
+            owned.flow = owned.next_flow(limits);
+            if owned.flow == Flow::Flowing {
+                self.source.set_flow(*epoch, Flow::Flowing);
+                self.observer
+                    .observe(Event::FlowChanged(&owned.partition, Flow::Flowing));
+            }
+            owned.flow == Flow::Held
+        });
+    }
+}
+
+/// A worker's link, and the batch that is being made for it.
+pub(super) struct Tail<M> {
+    pub(super) link: Link,
+    pub(super) messages: Vec<M>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) bytes: usize,
+}
+
+/// From a partition's record to its worker's batch.
+struct Intake<'a, M> {
+    epoch: AssignmentEpoch,
+    router: &'a Router,
+    session_by: &'a SessionBy,
+    missing_session: MissingSession,
+    workers: &'a mut [Tail<M>],
+}
+
+impl<M: Message> Intake<'_, M> {
+    /// Puts `message` into its session's worker's batch. Returns the bytes that it counts for.
+    #[inline]
+    fn route(&mut self, message: M, partition: &PartitionId) -> Result<usize, RunError> {
+        let (session, undecodable) = match self.session_by.key_of(&message) {
+            Ok(key) => (self.router.session(&key), false),
+            Err(error) => self.without_session(&message, partition, error)?,
+        };
+        let bytes =
+            message.key().map_or(0, <[u8]>::len) + message.value().map_or(0, <[u8]>::len) + RECORD_OVERHEAD_BYTES;
+        let tail = &mut self.workers[self.router.worker(session)];
+        tail.entries.push(Entry {
+            session,
+            epoch: self.epoch,
+            offset: message.offset(),
+            // Kafka bounds a record by 2 GiB.
+            bytes: bytes as u32,
+            undecodable,
+        });
+        tail.bytes += bytes;
+        tail.messages.push(message);
+        Ok(bytes)
+    }
+
+    #[cold]
+    fn without_session(
+        &self,
+        message: &M,
+        partition: &PartitionId,
+        error: SessionKeyError,
+    ) -> Result<(SessionHash, bool), RunError> {
+        let session = self.router.partition_session(partition);
+        match self.missing_session {
+            MissingSession::PartitionAsSession => Ok((session, false)),
+            MissingSession::DeadLetter => Ok((session, true)),
+            MissingSession::Fail => Err(RunError::MissingSession {
+                record: RecordId {
+                    partition: partition.clone(),
+                    offset: message.offset(),
+                },
+                error,
+            }),
+        }
+    }
+}
+
+impl<M: Message> Tail<M> {
+    /// Sends the batch that was made, in one piece.
+    fn send(&mut self) {
+        if self.entries.is_empty() {
+            return;
+        }
+        let batch = Batch {
+            shared: Shared::new(std::mem::take(&mut self.messages)),
+            entries: std::mem::take(&mut self.entries),
+            bytes: std::mem::take(&mut self.bytes),
+        };
+        self.link.batches.fetch_add(1, Ordering::AcqRel);
+        self.link.inbox.put(ToWorker::Records(batch));
+    }
+}

@@ -1,0 +1,99 @@
+//! What the two tiers send each other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::record::{Offset, SessionHash};
+
+use crate::mailbox::Mailbox;
+use crate::record::Shared;
+
+/// From the dispatcher.
+pub(crate) enum ToWorker {
+    /// Records of this worker's sessions, in order.
+    Records(Batch),
+    /// The partition leaves: start nothing more of it, and say when nothing of it runs.
+    Revoke(AssignmentEpoch),
+    /// The drain's deadline is reached: cancel what runs.
+    Cancel(AssignmentEpoch),
+    /// The partition has left; no batch behind this holds a record of it.
+    Closed(AssignmentEpoch),
+    /// There is nothing more to do.
+    Stop,
+}
+
+/// A worker's share of one fetched batch.
+pub(crate) struct Batch {
+    pub(crate) shared: Shared,
+    /// One entry a message of `shared`.
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) bytes: usize,
+}
+
+/// What the dispatcher found out about a record.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) session: SessionHash,
+    pub(crate) epoch: AssignmentEpoch,
+    pub(crate) offset: Offset,
+    pub(crate) bytes: u32,
+    /// It has no readable session key, and becomes a dead letter for it.
+    pub(crate) undecodable: bool,
+}
+
+/// To the dispatcher.
+pub(crate) enum FromWorker {
+    /// These are settled; or nothing is, and the worker has room for another batch.
+    Settled(Vec<Settled>),
+    /// Nothing of this partition runs any more.
+    Quiet(AssignmentEpoch),
+    /// The worker panicked, and its sessions stand still.
+    Died,
+}
+
+pub(crate) struct Settled {
+    pub(crate) epoch: AssignmentEpoch,
+    pub(crate) offset: Offset,
+    pub(crate) bytes: u32,
+}
+
+/// The two ends of a worker's mail.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) inbox: Mailbox<ToWorker>,
+    pub(crate) outbox: Mailbox<FromWorker>,
+    /// Batches sent and not yet worked through: what the dispatcher limits.
+    pub(crate) batches: Arc<AtomicUsize>,
+    pub(crate) counters: Arc<WorkerCounters>,
+}
+
+impl Link {
+    pub(crate) fn new() -> Self {
+        Self {
+            inbox: Mailbox::new(),
+            outbox: Mailbox::new(),
+            batches: Arc::default(),
+            counters: Arc::default(),
+        }
+    }
+}
+
+/// What a worker has done so far, for statistics: written by the batch, read at any time.
+#[derive(Debug, Default)]
+pub struct WorkerCounters {
+    /// Records settled, dead letters among them.
+    pub settled: AtomicU64,
+    /// Attempts that failed and were to be made again.
+    pub retries: AtomicU64,
+    /// Records dead-lettered.
+    pub dead_letters: AtomicU64,
+    /// Handlers that wait now.
+    pub in_flight: AtomicU64,
+    /// Sessions with unsettled records now.
+    pub sessions: AtomicU64,
+    /// Starts that the order checker judged.
+    pub checked: AtomicU64,
+    /// Violations that it found.
+    pub violations: AtomicU64,
+}
