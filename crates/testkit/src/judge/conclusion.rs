@@ -1,0 +1,89 @@
+//! P3, P4, P8: what must be true when all is over.
+
+use std::collections::HashMap;
+
+use seriatim_engine::record::{Offset, PartitionId, RecordId};
+
+use super::PartitionTruth;
+use super::bench::{Judge, Letter};
+
+impl Judge<'_> {
+    pub(super) fn conclude(&mut self) {
+        self.now = self.history.len();
+        let mut highest: HashMap<&PartitionId, Offset> = HashMap::new();
+        for (partition, watermark, by_owner) in &self.truth.commits {
+            let before = highest.insert(partition, *watermark);
+            if before.is_some_and(|before| before > *watermark) {
+                self.blame(
+                    "P4",
+                    partition,
+                    format!("the commit of {partition} fell from {before:?} to {watermark}"),
+                );
+            }
+            if !by_owner {
+                let text = format!("{watermark} of {partition} was committed by a member that did not own it");
+                self.blame("P4", partition, text);
+            }
+        }
+        for (id, partition) in &self.truth.partitions {
+            self.conclude_partition(id, partition);
+        }
+        self.conclude_letters();
+    }
+
+    pub(super) fn conclude_partition(&mut self, id: &PartitionId, partition: &PartitionTruth) {
+        let settled = &self.partitions[id].settled_ever;
+        if let Some(place) = settled.iter().position(|settled| !settled) {
+            let offset = partition.records[place].offset;
+            let record = RecordId {
+                partition: id.clone(),
+                offset,
+            };
+            self.blame("P3", &record, format!("{record} was never settled"));
+        }
+        let committed = partition.first_at(partition.committed.unwrap_or(Offset::ZERO));
+        if committed < partition.records.len() {
+            let left = partition.records.len() - committed;
+            let text = format!(
+                "{id} is committed up to {:?}, and {left} records lie above",
+                partition.committed
+            );
+            self.blame("P3", id, text);
+        }
+    }
+
+    pub(super) fn conclude_letters(&mut self) {
+        let truth = self.truth;
+        for (record, copies) in &truth.letters {
+            let sent = self.letters.get(record).map_or(0, |letter| letter.sent);
+            let place = self.place(record);
+            let origin = place.map(|place| truth.partitions[&record.partition].records[place].fingerprint);
+            if copies.len() > sent {
+                self.blame(
+                    "P8",
+                    record,
+                    format!("{} dead letters of {record}, {sent} sent", copies.len()),
+                );
+            }
+            if copies.iter().any(|copy| Some(*copy) != origin) {
+                self.blame(
+                    "P8",
+                    record,
+                    format!("the dead letter of {record} is not what the record was"),
+                );
+            }
+        }
+        let missing =
+            |(record, letter): &(&RecordId, &Letter)| letter.acked > truth.letters.get(record).map_or(0, Vec::len);
+        let missing = self
+            .letters
+            .iter()
+            .filter(missing)
+            .map(|(record, _)| record.clone())
+            .min();
+        if let Some(record) = missing {
+            let text = format!("a dead letter of {record} was acknowledged, and is not there");
+            self.blame("P8", &record, text);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! One period of ownership, as the judge follows it: a naive ledger of its own.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use seriatim_engine::record::PartitionId;
+use seriatim_runtime::ports::DeadLetterReason;
+
+use crate::history::Ended;
+
+pub(super) struct Epoch {
+    pub(super) instance: u32,
+    pub(super) partition: PartitionId,
+    /// Where reading began, as the index of a record.
+    pub(super) start: usize,
+    /// Below this index everything is settled.
+    pub(super) watermark: usize,
+    /// From `start` on.
+    settled: Vec<bool>,
+    pub(super) phase: Phase,
+    /// Whether the group dropped its owner.
+    pub(super) fenced: bool,
+    pub(super) held: bool,
+    /// The index of the next record to be delivered.
+    position: usize,
+    /// Records that were delivered and are not settled.
+    pub(super) unsettled: usize,
+    pub(super) attempts: HashMap<usize, Attempts>,
+    pub(super) commit: CommitState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Active,
+    Draining(Duration),
+    Released,
+    Lost,
+}
+
+/// How the last commit stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CommitState {
+    Stands,
+    UnderWay,
+    Failed,
+}
+
+/// The attempts of a record that is not settled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Attempts {
+    pub(super) made: u32,
+    pub(super) ended: Option<Ended>,
+    pub(super) not_before: Option<Duration>,
+}
+
+impl Epoch {
+    /// A period that begins at a record, with what is said to be settled from there on.
+    pub(super) fn new(instance: u32, partition: PartitionId, start: usize, settled: Vec<bool>) -> Self {
+        let mut epoch = Self {
+            instance,
+            partition,
+            start,
+            watermark: start,
+            settled,
+            phase: Phase::Active,
+            fenced: false,
+            held: false,
+            position: start,
+            unsettled: 0,
+            attempts: HashMap::new(),
+            commit: CommitState::Stands,
+        };
+        epoch.move_watermark();
+        epoch
+    }
+
+    pub(super) fn is_settled(&self, place: usize) -> bool {
+        place.checked_sub(self.start).and_then(|place| self.settled.get(place)) == Some(&true)
+    }
+
+    /// Counts the next records as delivered; returns how many of them are not settled.
+    pub(super) fn deliver(&mut self, records: usize) -> usize {
+        let places = self.position..self.position + records;
+        self.position = places.end;
+        let unsettled = places.filter(|place| !self.is_settled(*place)).count();
+        self.unsettled += unsettled;
+        unsettled
+    }
+
+    /// Returns whether the record was among the unsettled ones.
+    pub(super) fn settle(&mut self, place: usize) -> bool {
+        if self.phase.is_over() || place < self.start || self.is_settled(place) {
+            return false;
+        }
+        let place = place - self.start;
+        if self.settled.len() <= place {
+            self.settled.resize(place + 1, false);
+        }
+        self.settled[place] = true;
+        self.attempts.remove(&(place + self.start));
+        self.move_watermark();
+        let counted = self.unsettled > 0;
+        self.unsettled -= usize::from(counted);
+        counted
+    }
+
+    fn move_watermark(&mut self) {
+        while self.is_settled(self.watermark) {
+            self.watermark += 1;
+        }
+    }
+
+    /// Everything that is settled, from `start` on.
+    pub(super) fn settled(&self) -> impl Iterator<Item = usize> {
+        let places = self.settled.iter().enumerate().filter(|(_, settled)| **settled);
+        places.map(|(place, _)| self.start + place)
+    }
+
+    /// Whether what is committed is what was last to be committed, as far as the group has answered.
+    pub(super) fn commit_stands(&self) -> bool {
+        self.commit == CommitState::Stands && !self.fenced
+    }
+}
+
+impl Phase {
+    pub(super) fn is_over(self) -> bool {
+        matches!(self, Phase::Released | Phase::Lost)
+    }
+}
+
+impl Attempts {
+    /// Whether these attempts end in such a dead letter.
+    pub(super) fn justify(
+        &self,
+        reason: DeadLetterReason,
+        attempts: u32,
+        has_session: bool,
+        attempts_max: u32,
+    ) -> bool {
+        let failed = matches!(self.ended, Some(Ended::Transient | Ended::Panicked | Ended::Cancelled));
+        match reason {
+            DeadLetterReason::Permanent => self.ended == Some(Ended::Permanent) && attempts == self.made,
+            DeadLetterReason::Exhausted => failed && self.made >= attempts_max && attempts == self.made,
+            DeadLetterReason::Undecodable => !has_session && self.made == 0 && attempts == 0,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! P6, P7, P10, P12: periods of ownership, and what is delivered in them.
+
+use std::time::Duration;
+
+use seriatim_engine::budget::Flow;
+use seriatim_engine::record::{Offset, PartitionId};
+
+use super::bench::{Instance, Judge};
+use super::epoch::{Epoch, Phase};
+use crate::history::{AckMap, EpochNumber};
+
+impl Judge<'_> {
+    pub(super) fn assigned(
+        &mut self,
+        i: u32,
+        number: EpochNumber,
+        partition: &PartitionId,
+        committed: Option<Offset>,
+        settled: &AckMap,
+    ) {
+        self.judgement.counts.assignments += 1;
+        let truth = &self.truth.partitions[partition];
+        let start = truth.first_at(committed.unwrap_or(Offset::ZERO));
+        let mut skipped = vec![false; truth.records.len() - start];
+        for place in settled
+            .iter()
+            .flat_map(|range| truth.within(range))
+            .filter(|place| *place >= start)
+        {
+            skipped[place - start] = true;
+        }
+        self.judgement.counts.skipped += skipped.iter().filter(|skipped| **skipped).count() as u64;
+        let epoch = Epoch::new(i, partition.clone(), start, skipped);
+        let released = std::mem::take(&mut self.partitions.get_mut(partition).expect("a known partition").released);
+        let repeated = released
+            .into_iter()
+            .find(|place| *place >= start && !epoch.is_settled(*place));
+        if let Some(repeated) = repeated {
+            let offset = truth.records[repeated].offset;
+            let text = format!("{partition} was released in good order, and its next owner repeats offset {offset}");
+            self.blame("P6", partition, text);
+        }
+        assert_eq!(
+            number.0,
+            self.epochs.len(),
+            "epochs are numbered in the order of their assignment"
+        );
+        self.epochs.push(epoch);
+        self.owned.insert((i, partition.clone()), number);
+    }
+
+    pub(super) fn delivered(&mut self, number: EpochNumber, records: usize) {
+        let epoch = &mut self.epochs[number.0];
+        if epoch.held {
+            let partition = epoch.partition.clone();
+            return self.blame(
+                "P10",
+                &partition,
+                format!("{number} is held, and {records} records were delivered"),
+            );
+        }
+        if epoch.phase != Phase::Active {
+            return;
+        }
+        let records = epoch.deliver(records);
+        let (i, unsettled, partition) = (epoch.instance, epoch.unsettled, epoch.partition.clone());
+        self.instance(i).unsettled += records;
+        let all = self.instance(i).unsettled;
+        if all > self.rules.unsettled_max || unsettled > self.rules.partition_unsettled_max {
+            let text = format!("{unsettled} records of {partition} are unsettled, {all} in the instance");
+            self.blame("P10", &partition, text);
+        }
+    }
+
+    pub(super) fn flow_set(&mut self, epoch: EpochNumber, flow: Flow) {
+        let held = flow == Flow::Held;
+        self.epochs[epoch.0].held = held;
+        self.judgement.counts.holds += u64::from(held);
+    }
+
+    pub(super) fn released(&mut self, number: EpochNumber, at: Duration) {
+        self.judgement.counts.releases += 1;
+        let epoch = &self.epochs[number.0];
+        let (partition, in_order) = (epoch.partition.clone(), epoch.commit_stands());
+        let settled = epoch.settled().collect();
+        let began = match epoch.phase {
+            Phase::Draining(began) => Some(began),
+            _ => None,
+        };
+        if let Some(took) = began.map(|began| at - began)
+            && took > self.rules.drain_max
+        {
+            let text = format!("{number} of {partition} took {took:?} to be given back");
+            self.blame("P12", &partition, text);
+        }
+        let running = self
+            .open
+            .values()
+            .flatten()
+            .find(|open| open.epoch == number && !open.cancelled);
+        if let Some(running) = running.map(|open| open.record.clone()) {
+            self.blame(
+                "P2",
+                &partition,
+                format!("{number} was given back while {running} was running"),
+            );
+        }
+        if in_order {
+            self.partitions.get_mut(&partition).expect("a known partition").released = settled;
+        }
+        self.end_epoch(number, Phase::Released);
+    }
+
+    pub(super) fn lost(&mut self, epoch: EpochNumber) {
+        self.judgement.counts.losses += 1;
+        self.end_epoch(epoch, Phase::Lost);
+    }
+
+    pub(super) fn end_epoch(&mut self, number: EpochNumber, phase: Phase) {
+        let epoch = &mut self.epochs[number.0];
+        epoch.phase = phase;
+        let unsettled = std::mem::take(&mut epoch.unsettled);
+        let key = (epoch.instance, epoch.partition.clone());
+        self.instance(key.0).unsettled -= unsettled;
+        self.owned.remove(&key);
+    }
+
+    pub(super) fn expired(&mut self, i: u32) {
+        self.judgement.counts.expiries += 1;
+        for epoch in self.epochs.iter_mut().filter(|epoch| epoch.instance == i) {
+            epoch.fenced = true;
+        }
+    }
+
+    /// A drain's time does not run while its instance stands still.
+    pub(super) fn resumed(&mut self, i: u32, at: Duration) {
+        let stood = self
+            .instance(i)
+            .paused_at
+            .take()
+            .map_or(Duration::ZERO, |paused| at - paused);
+        for epoch in self.epochs.iter_mut().filter(|epoch| epoch.instance == i) {
+            if let Phase::Draining(began) = &mut epoch.phase {
+                *began += stood;
+            }
+        }
+    }
+
+    pub(super) fn crashed(&mut self, i: u32) {
+        self.judgement.counts.crashes += 1;
+        *self.instance(i) = Instance {
+            crashed: true,
+            ..Instance::default()
+        };
+        self.open
+            .values_mut()
+            .for_each(|open| open.retain(|open| open.instance != i));
+        self.owned.retain(|(instance, _), _| *instance != i);
+    }
+}

@@ -1,0 +1,163 @@
+//! What a seed stands for: the configuration, the records, and the faults with their times.
+
+use std::time::Duration;
+
+use seriatim_engine::budget::Limits;
+use seriatim_engine::retry::Retry;
+use seriatim_runtime::dispatcher::DispatcherConfig;
+use seriatim_runtime::drive::RunConfig;
+use seriatim_runtime::session_by::{MissingSession, SessionBy};
+use seriatim_runtime::worker::WorkerConfig;
+
+use super::sabotage::Sabotage;
+use crate::judge::Rules;
+use crate::log::Protocol;
+use crate::rng::Rng;
+
+/// How long faults go on before all is healed.
+pub(super) const FAULTS_FOR: Duration = Duration::from_secs(2);
+
+/// What is left to a drain when its handlers are cancelled: a few turns of every actor, and a commit that is tried again.
+const DRAIN_SLACK: Duration = Duration::from_millis(10);
+
+pub(super) struct Plan {
+    pub(super) partitions: i32,
+    pub(super) sessions: u64,
+    pub(super) instances: u32,
+    pub(super) batch_max: usize,
+    pub(super) protocol: Protocol,
+    pub(super) config: RunConfig,
+    pub(super) agenda: Vec<(Duration, Deed)>,
+}
+
+/// Something that happens to the instances and the log.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Deed {
+    Produce(u32),
+    Gap,
+    Join,
+    Leave,
+    Crash,
+    /// A crashed instance's session ends.
+    ExpireCrashed,
+    Freeze(Duration),
+    /// It stands still past the end of its session, and then goes on.
+    Zombie(Duration),
+    /// It is cut off from the coordinator only, and learns late that it was dropped.
+    CutOff(Duration),
+    HoldCommits(Duration),
+    HoldAnswers(Duration),
+    FailCommits,
+    LettersDown(Duration),
+}
+
+impl Plan {
+    pub(super) fn of(seed: u64) -> Self {
+        let mut rng = Rng::of(&[seed, 2]);
+        Self {
+            partitions: rng.within(1..5) as i32,
+            sessions: rng.within(2..24),
+            instances: rng.within(1..4) as u32,
+            batch_max: *rng.pick(&[1, 7, 40, 500]),
+            protocol: if rng.percent(20) {
+                Protocol::Eager
+            } else {
+                Protocol::Cooperative
+            },
+            config: config(&mut rng, seed),
+            agenda: agenda(&mut rng),
+        }
+    }
+
+    /// What the judge holds the instances to.
+    pub(super) fn rules(&self) -> Rules {
+        let (limits, worker) = (&self.config.dispatcher.limits, &self.config.worker);
+        Rules {
+            attempts_max: worker.retry.attempts_max,
+            in_flight_max: worker.in_flight_max * self.config.workers,
+            unsettled_max: limits.unsettled_records_max + self.batch_max,
+            partition_unsettled_max: limits.partition_records_max + self.batch_max,
+            drain_max: self.config.dispatcher.drain_timeout + DRAIN_SLACK,
+            clock_slack: Duration::ZERO,
+            lease: false,
+        }
+    }
+
+    /// The configuration that the instances get, which a saboteur may have changed behind the judge's back.
+    pub(super) fn config(&self, sabotage: Sabotage) -> RunConfig {
+        let mut config = self.config.clone();
+        match sabotage {
+            Sabotage::OneAttemptMore => config.worker.retry.attempts_max += 1,
+            Sabotage::NoLimits => config.dispatcher.limits = Limits::default(),
+            Sabotage::CrowdedWorkers => config.worker.in_flight_max = 1_000,
+            Sabotage::EndlessDrain => config.dispatcher.drain_timeout = Duration::from_secs(60),
+            _ => {}
+        }
+        config
+    }
+}
+
+fn config(rng: &mut Rng, seed: u64) -> RunConfig {
+    let partition_records_max = *rng.pick(&[3, 15, 1_000]);
+    let retry = Retry {
+        base: rng.millis(1..10),
+        cap: rng.millis(10..60),
+        attempts_max: rng.within(1..5) as u32,
+        elapsed_max: None,
+        jitter_seed: seed,
+    };
+    RunConfig {
+        dispatcher: DispatcherConfig {
+            session_by: SessionBy::Key,
+            missing_session: *rng.pick(&[MissingSession::DeadLetter, MissingSession::PartitionAsSession]),
+            limits: Limits {
+                unsettled_records_max: partition_records_max * rng.within(1..4) as usize,
+                partition_records_max,
+                ..Limits::default()
+            },
+            commit_interval: rng.millis(5..120),
+            drain_timeout: rng.millis(5..150),
+            stuck_after: None,
+            hash_key: (seed, 7),
+        },
+        worker: WorkerConfig {
+            retry,
+            in_flight_max: *rng.pick(&[1, 2, 8, 1_000]),
+            attempt_timeout: rng.percent(75).then(|| rng.millis(10..120)),
+            check: true,
+        },
+        workers: rng.within(1..4) as usize,
+    }
+}
+
+fn agenda(rng: &mut Rng) -> Vec<(Duration, Deed)> {
+    let upto = FAULTS_FOR.as_millis() as u64;
+    let mut agenda = Vec::new();
+    for _ in 0..rng.within(20..60) {
+        agenda.push((rng.millis(0..upto), Deed::Produce(rng.within(1..16) as u32)));
+    }
+    for _ in 0..rng.within(0..8) {
+        agenda.push((rng.millis(0..upto), Deed::Gap));
+    }
+    for _ in 0..rng.within(2..14) {
+        let (at, lasts) = (rng.millis(0..upto), rng.millis(5..300));
+        let deed = match rng.below(14) {
+            0..=2 => Deed::Join,
+            3 | 4 => Deed::Leave,
+            5 => {
+                agenda.push((at + lasts, Deed::ExpireCrashed));
+                Deed::Crash
+            }
+            6 => Deed::Freeze(lasts),
+            7 => Deed::Zombie(lasts),
+            8 => Deed::CutOff(lasts),
+            9 => Deed::HoldCommits(lasts),
+            10 => Deed::HoldAnswers(lasts),
+            11 | 12 => Deed::FailCommits,
+            _ => Deed::LettersDown(lasts),
+        };
+        agenda.push((at, deed));
+    }
+    agenda.sort_by_key(|(at, _)| *at);
+    agenda
+}

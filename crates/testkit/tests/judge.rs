@@ -1,0 +1,224 @@
+//! The judge on histories that are written by hand: what is good is found good, and each broken promise is found.
+
+mod tale;
+
+use tale::Tale;
+
+#[test]
+fn a_good_history_is_good() {
+    Tale::of("a0 b1 a2 _3 c6")
+        .tell("1 assign; 1 start b1; 1 start a0; 1 ok b1; 1 retry a0 5; 1 fail a0; 1 wait 5; 1 start a0 2; 1 ok a0 2")
+        .tell("1 letter _3 undecodable 0; 1 letter-ok _3; 1 commit 2; 1 start a2; 1 revoke; 1 ok a2; 1 commit 4; 1 give-back")
+        .tell("2 assign 4; 2 start c6; 2 reject c6; 2 letter c6 permanent 1; 2 letter-ok c6; 2 commit 7")
+        .assert_good();
+}
+
+#[test]
+fn what_a_crash_repeats_is_good() {
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 start a1; 1 crash; 2 assign; 2 start a0; 2 ok a0; 2 start a1; 2 ok a1; 2 commit 2")
+        .assert_good();
+}
+
+#[test]
+fn what_the_ack_map_tells_of_is_not_repeated() {
+    let crashed = "1 assign; 1 start a0; 1 start b1; 1 ok b1; 1 commit 0 1-1; 1 crash";
+    Tale::of("a0 b1 b2")
+        .tell(crashed)
+        .tell("2 assign 0 1-1; 2 start a0; 2 start b2; 2 ok b2; 2 ok a0; 2 commit 3")
+        .assert_good();
+    Tale::of("a0 b1")
+        .tell(crashed)
+        .tell("2 assign 0 1-1; 2 start b1")
+        .assert_breaks("P6");
+    // Without the ack map it may be.
+    Tale::of("a0 b1")
+        .tell(crashed)
+        .tell("2 assign 0; 2 start b1; 2 start a0; 2 ok b1; 2 ok a0; 2 commit 2")
+        .assert_good();
+}
+
+#[test]
+fn p0_a_record_that_does_not_exist() {
+    Tale::of("a0 a2").tell("1 assign; 1 start a1").assert_breaks("P0");
+}
+
+#[test]
+fn p1_a_record_before_its_predecessor_is_settled() {
+    Tale::of("a0 a1").tell("1 assign; 1 start a1").assert_breaks("P1");
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 fail a0; 1 start a1")
+        .assert_breaks("P1");
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 reject a0; 1 letter a0 permanent 1; 1 start a1")
+        .assert_breaks("P1");
+}
+
+#[test]
+fn p2_two_handlers_of_a_session() {
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 lost; 1 assign; 1 start a0")
+        .assert_breaks("P2");
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 revoke; 1 give-back")
+        .assert_breaks("P2");
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 keep a0; 1 drop a0; 1 lost; 1 assign; 1 start a0")
+        .assert_breaks("P2");
+}
+
+#[test]
+fn p2_two_instances_may_overlap_only_after_a_loss() {
+    let overlap = "2 assign; 2 start a0; 1 ok a0; 2 ok a0; 2 commit 1";
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 expire")
+        .tell(overlap)
+        .assert_good();
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0")
+        .tell(overlap)
+        .assert_breaks("P2");
+}
+
+#[test]
+fn p3_a_commit_past_what_is_settled() {
+    Tale::of("a0 b1")
+        .tell("1 assign; 1 start b1; 1 ok b1; 1 commit 2")
+        .assert_breaks("P3");
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 commit 2")
+        .assert_breaks("P3");
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 reject a0; 1 letter a0 permanent 1; 1 commit 1")
+        .assert_breaks("P3");
+    Tale::of("a0 b1")
+        .tell("1 assign; 1 start b1; 1 commit 0 1-1")
+        .assert_breaks("P3");
+    // What a zombie has settled is not settled for the owner.
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 expire; 2 assign; 1 ok a0; 2 commit 1")
+        .assert_breaks("P3");
+}
+
+#[test]
+fn p3_a_record_that_is_never_settled() {
+    Tale::of("a0 b1")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 commit 1")
+        .assert_breaks("P3");
+}
+
+#[test]
+fn p4_commits_that_fall_or_are_not_the_owners() {
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 start a1; 1 ok a1; 1 commit 2; 1 commit 1; 1 commit 2")
+        .assert_breaks("P4");
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 commit 1; 1 revoke; 1 give-back; 1 commit 1")
+        .assert_breaks("P4");
+}
+
+#[test]
+fn p6_a_settled_record_again() {
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 start a0")
+        .assert_breaks("P6");
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 commit 1; 1 crash; 2 assign 1; 2 start a0")
+        .assert_breaks("P6");
+    // Released in good order, but not committed.
+    Tale::of("a0 a1")
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 revoke; 1 give-back; 2 assign; 2 start a0")
+        .assert_breaks("P6");
+}
+
+#[test]
+fn p6_what_was_settled_above_the_watermark_at_a_clean_release() {
+    Tale::of("a0 b1")
+        .tell("1 assign; 1 start b1; 1 ok b1; 1 commit 0; 1 revoke; 1 give-back; 2 assign 0")
+        .assert_breaks("P6");
+}
+
+#[test]
+fn p7_a_start_outside_of_ownership() {
+    for end in ["1 revoke; 1 give-back", "1 lost"] {
+        Tale::of("a0")
+            .tell("1 assign")
+            .tell(end)
+            .tell("1 start a0")
+            .assert_breaks("P7");
+    }
+    Tale::of("a0").tell("1 assign; 2 start a0").assert_breaks("P7");
+    Tale::of("a0")
+        .leased()
+        .tell("1 assign; 1 expire; 1 start a0")
+        .assert_breaks("P7");
+}
+
+#[test]
+fn p8_dead_letters_without_cause_twice_or_lost() {
+    let rejected = "1 assign; 1 start a0; 1 reject a0; 1 letter a0 permanent 1";
+    Tale::of("a0")
+        .tell("1 assign; 1 letter a0 permanent 0")
+        .assert_breaks("P8");
+    Tale::of("a0")
+        .tell("1 assign; 1 letter a0 undecodable 0")
+        .assert_breaks("P8");
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 fail a0; 1 letter a0 exhausted 1")
+        .assert_breaks("P8");
+    Tale::of("a0")
+        .tell(rejected)
+        .tell("1 letter-ok a0; 1 letter a0 permanent 1")
+        .assert_breaks("P8");
+    Tale::of("a0")
+        .tell(rejected)
+        .tell("1 letter-lost a0; 1 commit 1")
+        .assert_breaks("P8");
+    Tale::of("a0")
+        .tell(rejected)
+        .tell("1 letter-garbled a0; 1 commit 1")
+        .assert_breaks("P8");
+}
+
+#[test]
+fn p9_attempts_that_do_not_count_up() {
+    let failed = "1 assign; 1 start a0; 1 fail a0";
+    Tale::of("a0").tell("1 assign; 1 start a0 2").assert_breaks("P9");
+    Tale::of("a0").tell(failed).tell("1 start a0 3").assert_breaks("P9");
+    Tale::of("a0")
+        .tell(failed)
+        .tell("1 start a0 2; 1 fail a0 2; 1 start a0 3; 1 fail a0 3; 1 start a0 4")
+        .assert_breaks("P9");
+    Tale::of("a0")
+        .tell(failed)
+        .tell("1 retry a0 5; 1 wait 4; 1 start a0 2")
+        .assert_breaks("P9");
+    Tale::of("a0")
+        .tell("1 assign; 1 start a0; 1 reject a0; 1 start a0 2")
+        .assert_breaks("P9");
+}
+
+#[test]
+fn p10_more_than_the_limits_allow() {
+    Tale::of("a0 b1 c2 d3")
+        .tell("1 assign; 1 start a0; 1 start b1; 1 start c2; 1 start d3")
+        .assert_breaks("P10");
+    Tale::of("a0").tell("1 assign; 1 deliver 11").assert_breaks("P10");
+    Tale::of("a0")
+        .tell("1 assign; 1 hold; 1 deliver 1")
+        .assert_breaks("P10");
+}
+
+#[test]
+fn p12_a_drain_past_its_deadline() {
+    Tale::of("")
+        .tell("1 assign; 1 revoke; 1 wait 99; 1 give-back")
+        .assert_good();
+    Tale::of("")
+        .tell("1 assign; 1 revoke; 1 wait 101; 1 give-back")
+        .assert_breaks("P12");
+    // It stood still meanwhile.
+    Tale::of("")
+        .tell("1 assign; 1 revoke; 1 pause; 1 wait 500; 1 resume; 1 give-back")
+        .assert_good();
+}

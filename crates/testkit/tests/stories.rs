@@ -1,0 +1,147 @@
+//! What an instance does, record by record.
+
+use std::time::Duration;
+
+use seriatim_testkit::story::{BACKOFF_MAX, DRAIN_TIMEOUT, Story};
+
+#[test]
+fn a_session_is_in_order_and_others_do_not_wait_for_it() {
+    let mut story = Story::new();
+    story
+        .deliver("a1 a2 b1 b2")
+        .running("a1 b1")
+        .finish("b1")
+        .running("a1 b2");
+    story.finish("b2").settled("b1 b2").committed(0);
+    story.expect("a1 a2").committed(4);
+}
+
+#[test]
+fn a_record_that_fails_is_tried_again_before_its_session_goes_on() {
+    Story::new()
+        .deliver("a1 a2 b1")
+        .running("a1 b1")
+        .fail("a1")
+        .expect("b1 a1 a2");
+}
+
+#[test]
+fn a_record_that_keeps_failing_is_dead_lettered_and_its_session_goes_on() {
+    let mut story = Story::new();
+    story.deliver("a1 a2");
+    for _ in 0..3 {
+        story.wait(BACKOFF_MAX).running("a1").fail("a1");
+    }
+    story.running("a2").expect("a1! a2").committed(2);
+}
+
+#[test]
+fn a_record_that_is_rejected_is_dead_lettered_at_once() {
+    Story::new()
+        .deliver("a1 a2")
+        .reject("a1")
+        .running("a2")
+        .expect("a1! a2")
+        .committed(2);
+}
+
+#[test]
+fn a_panic_is_a_failure_of_its_record_alone() {
+    Story::new().deliver("a1 a2 b1").panic("a1").expect("b1 a1 a2");
+}
+
+#[test]
+fn a_record_without_a_session_is_dead_lettered_and_holds_nobody() {
+    Story::new().deliver("_1").settled("_1!").committed(1);
+    Story::new().deliver("a1 _2 a3").expect("_2! a1 a3").committed(3);
+}
+
+#[test]
+fn nothing_settles_while_dead_letters_cannot_be_written() {
+    let mut story = Story::new();
+    story
+        .deliver("a1 a2 b1")
+        .dead_letters_down(true)
+        .reject("a1")
+        .wait(Duration::from_secs(1));
+    story.running("b1").settled("").committed(0);
+    story
+        .dead_letters_down(false)
+        .wait(BACKOFF_MAX)
+        .expect("a1! b1 a2")
+        .committed(3);
+}
+
+#[test]
+fn a_drain_waits_for_what_runs_and_starts_nothing_more() {
+    let mut story = Story::new();
+    story.deliver("a1 a2 b1").rebalance().running("a1 b1");
+    story.finish("a1").running("b1").settled("a1");
+    // b1 is settled above the watermark; it is not repeated.
+    story.finish("b1").running("a2").settled("b1").committed(1);
+    story.expect("a2").committed(3);
+}
+
+#[test]
+fn a_drain_cancels_at_its_deadline_what_still_runs() {
+    let mut story = Story::new();
+    story.deliver("a1 a2").rebalance().running("a1").wait(DRAIN_TIMEOUT);
+    story.running("a1").settled("").expect("a1 a2").committed(2);
+}
+
+#[test]
+fn a_back_off_is_cut_short_by_a_drain() {
+    let mut story = Story::new();
+    story.deliver("a1 a2").fail("a1").rebalance();
+    // The new epoch counts attempts anew.
+    for _ in 0..3 {
+        story.wait(BACKOFF_MAX).running("a1").fail("a1");
+    }
+    story.expect("a1! a2").committed(2);
+}
+
+#[test]
+fn what_a_cancelled_handler_has_left_behind_keeps_its_sessions_place() {
+    let mut story = Story::new();
+    story
+        .keep("a1")
+        .deliver("a1 a2 b1")
+        .rebalance()
+        .finish("b1")
+        .wait(DRAIN_TIMEOUT);
+    story.running("").settled("b1");
+    story.let_go("a1").running("a1").expect("a1 a2").committed(3);
+}
+
+#[test]
+fn what_is_lost_is_not_committed_and_begins_anew() {
+    let mut story = Story::new();
+    story.deliver("a1 a2 b1").lose().running("a1 b1").settled("");
+    story.expect("a1 b1 a2").committed(3);
+}
+
+#[test]
+fn a_stop_finishes_what_runs_and_the_next_instance_goes_on_from_there() {
+    let mut story = Story::new();
+    story.deliver("a1 a2 b1").stop().running("a1 b1").stopped(false);
+    story.finish("a1 b1").stopped(true).settled("a1 b1").committed(1);
+    story.start_again().running("a2").expect("a2").committed(3);
+}
+
+#[test]
+fn offset_0_is_a_record_like_any_other() {
+    let mut story = Story::new();
+    story
+        .committed(None)
+        .deliver("a1")
+        .stop()
+        .finish("a1")
+        .stopped(true)
+        .committed(1);
+    story
+        .start_again()
+        .running("")
+        .deliver("a2")
+        .running("a2")
+        .settled("a1");
+}
