@@ -1,7 +1,7 @@
 //! librdkafka's properties: our defaults with their reasons, what the user sets over them, and what nobody may change.
 //!
-//! [`Properties`] holds what the user wrote. [`consumer_config`] and [`producer_config`] lay it over our defaults and
-//! return something that librdkafka accepts, or an error that says what to write instead.
+//! [`Properties`] holds what the user wrote. When a client is made, it is laid over our defaults: librdkafka accepts the
+//! result, or [`ConfigError`] says what to write instead.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,9 +42,13 @@ const CONSUMER_DEFAULTS: &[(&str, &str)] = &[
     // Fetches to one broker go one at a time, so a fetch of partitions that are all empty keeps a full one waiting. At
     // the default, 500, one busy partition among idle ones crawls.
     ("fetch.wait.max.ms", "50"),
-    // What is prefetched and not yet ours to count: a little more than one full fetch (`fetch.max.bytes`), so that the
-    // next one travels while this one is worked on.
-    ("queued.max.messages.kbytes", "65536"),
+    // What is prefetched and not yet ours to count: some 16 fetches of a partition (`fetch.message.max.bytes`), so that
+    // the next ones travel while these are worked on.
+    ("queued.max.messages.kbytes", "16384"),
+    // A record that was damaged on its way or on a disk stops its partition, and is not handled.
+    ("check.crcs", "true"),
+    // A coordinator that comes back is found soon, not after the ten seconds that back-offs may grow to.
+    ("reconnect.backoff.max.ms", "2000"),
     // Nobody reads them, and making them costs.
     ("statistics.interval.ms", "0"),
 ];
@@ -128,7 +132,11 @@ pub enum ConfigError {
 ///
 /// # Errors
 /// When a property is Seriatim's own, is unknown to librdkafka or has a wrong value, or when a value cannot be read.
-pub fn consumer_config(brokers: &str, group: &str, properties: &Properties) -> Result<ClientConfig, ConfigError> {
+pub(crate) fn consumer_config(
+    brokers: &str,
+    group: &str,
+    properties: &Properties,
+) -> Result<ClientConfig, ConfigError> {
     let given = [("bootstrap.servers", brokers), ("group.id", group)];
     client_config(CONSUMER_DEFAULTS, names::PRODUCER, properties, &given)
 }
@@ -137,7 +145,7 @@ pub fn consumer_config(brokers: &str, group: &str, properties: &Properties) -> R
 ///
 /// # Errors
 /// As [`consumer_config`].
-pub fn producer_config(brokers: &str, properties: &Properties) -> Result<ClientConfig, ConfigError> {
+pub(crate) fn producer_config(brokers: &str, properties: &Properties) -> Result<ClientConfig, ConfigError> {
     producer_config_for(&[], brokers, properties)
 }
 

@@ -1,0 +1,295 @@
+//! What is delivered of each partition, and what is kept back.
+
+use std::collections::{HashMap, VecDeque};
+
+use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::budget::Flow;
+use seriatim_engine::record::{Offset, PartitionId};
+
+/// The partitions that are delivered, by name.
+#[derive(Debug)]
+pub(crate) struct Deliveries<M> {
+    topics: HashMap<String, HashMap<i32, Delivery<M>>>,
+    /// Partitions that flow again, and whose stash has to be delivered first. Some may be held anew, or gone.
+    releases: VecDeque<PartitionId>,
+    all_held: bool,
+}
+
+/// One partition in one period of ownership.
+///
+/// Records that librdkafka has delivered cannot be put back. So those of a held partition that are on their way already
+/// are stashed, and when the first has come the partition's queue is diverted, to keep the rest itself: the stash is
+/// bounded by what was prefetched. Released, the stash is delivered first, then the queue is led back.
+#[derive(Debug)]
+pub(crate) struct Delivery<M> {
+    pub(crate) partition: PartitionId,
+    pub(crate) epoch: AssignmentEpoch,
+    /// What is delivered next is at this offset or beyond.
+    next: i64,
+    /// Nothing is delivered from this offset on: it cannot be read, and what follows must not overtake it.
+    end: Option<i64>,
+    flow: Flow,
+    diverted: bool,
+    stash: VecDeque<M>,
+}
+
+impl<M> Default for Deliveries<M> {
+    fn default() -> Self {
+        Self {
+            topics: HashMap::new(),
+            releases: VecDeque::new(),
+            all_held: false,
+        }
+    }
+}
+
+impl<M> Deliveries<M> {
+    /// Begins the delivery of a partition.
+    pub(crate) fn begin(&mut self, partition: PartitionId, epoch: AssignmentEpoch, from: Option<Offset>) {
+        let delivery = Delivery {
+            epoch,
+            next: from.map_or(0, Offset::get),
+            end: None,
+            flow: Flow::Flowing,
+            diverted: false,
+            stash: VecDeque::new(),
+            partition,
+        };
+        let topic = self.topics.entry(delivery.partition.topic().to_owned()).or_default();
+        topic.insert(delivery.partition.number(), delivery);
+        self.note_flow();
+    }
+
+    /// Ends it; the stash is dropped.
+    pub(crate) fn end(&mut self, partition: &PartitionId) {
+        if let Some(topic) = self.topics.get_mut(partition.topic()) {
+            topic.remove(&partition.number());
+        }
+        self.note_flow();
+    }
+
+    /// Ends everything.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(crate) fn get_mut(&mut self, topic: &str, number: i32) -> Option<&mut Delivery<M>> {
+        self.topics.get_mut(topic)?.get_mut(&number)
+    }
+
+    /// Holds or releases a partition.
+    pub(crate) fn set_flow(&mut self, partition: &PartitionId, flow: Flow) {
+        if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {
+            delivery.flow = flow;
+            if delivery.is_released() {
+                self.releases.push_back(partition.clone());
+            }
+        }
+        self.note_flow();
+    }
+
+    /// Whether nothing would be delivered, whatever came: then nothing need be read, and nothing be stashed.
+    pub(crate) fn all_held(&self) -> bool {
+        self.all_held
+    }
+
+    /// Whether the client fetches the partition: its queue is not left to fill up.
+    pub(crate) fn is_fetched(&self, partition: &PartitionId) -> bool {
+        let delivery = self
+            .topics
+            .get(partition.topic())
+            .and_then(|topic| topic.get(&partition.number()));
+        delivery.is_some_and(Delivery::flows)
+    }
+
+    // Derived from what is there rather than counted along: a count that leaks would hold the intake for ever.
+    fn note_flow(&mut self) {
+        let mut all = self.topics.values().flat_map(HashMap::values).peekable();
+        self.all_held = all.peek().is_some() && all.all(|delivery| !delivery.flows());
+    }
+
+    /// A partition that was released and still keeps something back.
+    pub(crate) fn released(&mut self) -> Option<&mut Delivery<M>> {
+        loop {
+            let partition = self.releases.front()?.clone();
+            let (topic, number) = (partition.topic(), partition.number());
+            if self
+                .get_mut(topic, number)
+                .is_some_and(|delivery| delivery.is_released())
+            {
+                return self.get_mut(topic, number);
+            }
+            self.releases.pop_front();
+        }
+    }
+
+    /// Lets a partition stand still at an offset, or where it is, for the rest of its period of ownership.
+    pub(crate) fn stop(&mut self, partition: &PartitionId, at: Option<Offset>) {
+        if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {
+            delivery.end = Some(at.map_or(delivery.next, Offset::get));
+        }
+        self.note_flow();
+    }
+}
+
+impl<M> Delivery<M> {
+    /// Returns `message` if it is to be delivered now. One that was delivered before is dropped: librdkafka fetches
+    /// anew from the last place that it knows to be consumed, and a batch that was under way at a rebalance may be
+    /// beyond (`rd_kafka_toppar_pause_resume`, `rd_kafka_q_serve_rkmessages`).
+    #[inline]
+    pub(crate) fn pass(&mut self, offset: i64, message: M) -> Option<M> {
+        if offset < self.next || self.end.is_some_and(|end| offset >= end) {
+            return None;
+        }
+        self.next = offset + 1;
+        if self.flow == Flow::Flowing && self.stash.is_empty() {
+            return Some(message);
+        }
+        self.stash.push_back(message);
+        None
+    }
+
+    /// Whether anything is wanted of it.
+    pub(crate) fn flows(&self) -> bool {
+        self.flow == Flow::Flowing && self.end.is_none()
+    }
+
+    /// Whether the queue has to be diverted: it delivers, and nothing is wanted. Says so once.
+    pub(crate) fn divert(&mut self) -> bool {
+        let divert = !self.flows() && !self.diverted;
+        self.diverted |= divert;
+        divert
+    }
+
+    /// Whether the queue has to be led back: it was diverted, and what came before has been delivered. Says so once.
+    pub(crate) fn lead_back(&mut self) -> bool {
+        let lead_back = self.flows() && self.stash.is_empty() && self.diverted;
+        self.diverted &= !lead_back;
+        lead_back
+    }
+
+    /// The first of the stash, at most `max`.
+    pub(crate) fn unstash(&mut self, max: usize) -> impl ExactSizeIterator<Item = M> {
+        let len = self.stash.len().min(max);
+        self.stash.drain(..len)
+    }
+
+    /// Whether it may deliver, and something of it is kept back.
+    fn is_released(&self) -> bool {
+        self.flow == Flow::Flowing && !self.stash.is_empty() || self.flows() && self.diverted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use seriatim_engine::assignment::Assignments;
+
+    use super::*;
+
+    fn one_partition() -> (Deliveries<i64>, PartitionId) {
+        let partition = PartitionId::new("orders", 3);
+        let mut deliveries = Deliveries::default();
+        let epoch = Assignments::default().open(());
+        deliveries.begin(partition.clone(), epoch, Some(Offset::new(10)));
+        (deliveries, partition)
+    }
+
+    const NOTHING: [i64; 0] = [];
+
+    fn pass(deliveries: &mut Deliveries<i64>, offsets: impl IntoIterator<Item = i64>) -> Vec<i64> {
+        let delivery = deliveries.get_mut("orders", 3).unwrap();
+        offsets
+            .into_iter()
+            .filter_map(|offset| delivery.pass(offset, offset))
+            .collect()
+    }
+
+    #[test]
+    fn what_was_delivered_is_not_delivered_again() {
+        let (mut deliveries, _) = one_partition();
+        assert_eq!(pass(&mut deliveries, [10, 11, 14]), [10, 11, 14], "gaps are the log's");
+        assert_eq!(pass(&mut deliveries, [11, 14, 15, -7]), [15]);
+    }
+
+    #[test]
+    fn a_held_partition_delivers_nothing_and_loses_nothing() {
+        let (mut deliveries, partition) = one_partition();
+        assert_eq!(pass(&mut deliveries, [10]), [10]);
+        deliveries.set_flow(&partition, Flow::Held);
+        assert!(deliveries.all_held());
+        assert_eq!(pass(&mut deliveries, [11, 12, 13]), NOTHING);
+        assert!(deliveries.get_mut("orders", 3).unwrap().divert());
+        assert!(!deliveries.get_mut("orders", 3).unwrap().divert(), "once is enough");
+        assert!(deliveries.released().is_none());
+
+        deliveries.set_flow(&partition, Flow::Flowing);
+        assert!(!deliveries.all_held());
+        let delivery = deliveries.released().unwrap();
+        assert!(!delivery.lead_back(), "not before the stash is out");
+        assert_eq!(delivery.unstash(2).collect::<Vec<_>>(), [11, 12]);
+        assert_eq!(pass(&mut deliveries, [14]), NOTHING, "it waits behind the stash");
+        let delivery = deliveries.released().unwrap();
+        assert_eq!(delivery.unstash(9).collect::<Vec<_>>(), [13, 14]);
+        assert!(delivery.lead_back());
+        assert!(deliveries.released().is_none());
+        assert_eq!(pass(&mut deliveries, [15]), [15]);
+    }
+
+    #[test]
+    fn held_again_before_its_stash_is_out_it_stays_in_order() {
+        let (mut deliveries, partition) = one_partition();
+        deliveries.set_flow(&partition, Flow::Held);
+        pass(&mut deliveries, [10, 11]);
+        deliveries.set_flow(&partition, Flow::Flowing);
+        assert_eq!(deliveries.released().unwrap().unstash(1).collect::<Vec<_>>(), [10]);
+
+        deliveries.set_flow(&partition, Flow::Held);
+        assert!(deliveries.released().is_none());
+        deliveries.set_flow(&partition, Flow::Flowing);
+        assert_eq!(deliveries.released().unwrap().unstash(9).collect::<Vec<_>>(), [11]);
+        assert!(deliveries.released().is_none());
+    }
+
+    #[test]
+    fn a_stopped_partition_delivers_what_is_before_and_nothing_beyond() {
+        let (mut deliveries, partition) = one_partition();
+        deliveries.set_flow(&partition, Flow::Held);
+        assert_eq!(pass(&mut deliveries, [10]), NOTHING);
+        deliveries.stop(&partition, Some(Offset::new(12)));
+        assert_eq!(pass(&mut deliveries, [11, 12, 13]), NOTHING);
+        assert!(deliveries.get_mut("orders", 3).unwrap().divert());
+
+        deliveries.set_flow(&partition, Flow::Flowing);
+        let delivery = deliveries.released().unwrap();
+        assert_eq!(delivery.unstash(9).collect::<Vec<_>>(), [10, 11]);
+        assert!(!delivery.lead_back(), "nothing more is wanted of it");
+        assert!(deliveries.released().is_none());
+        assert!(deliveries.all_held());
+        assert_eq!(pass(&mut deliveries, [14]), NOTHING);
+    }
+
+    #[test]
+    fn a_partition_that_is_stopped_at_no_known_place_stops_where_it_is() {
+        let (mut deliveries, partition) = one_partition();
+        assert_eq!(pass(&mut deliveries, [10]), [10]);
+        deliveries.stop(&partition, None);
+        assert_eq!(pass(&mut deliveries, [11]), NOTHING);
+    }
+
+    #[test]
+    fn what_is_held_back_goes_with_its_period_of_ownership() {
+        let (mut deliveries, partition) = one_partition();
+        deliveries.set_flow(&partition, Flow::Held);
+        pass(&mut deliveries, [10, 11]);
+        deliveries.set_flow(&partition, Flow::Flowing);
+        deliveries.end(&partition);
+        assert!(deliveries.released().is_none());
+        assert!(
+            !deliveries.all_held(),
+            "with nothing to deliver, events of the queue are still read"
+        );
+
+        deliveries.begin(partition, Assignments::default().open(()), Some(Offset::new(10)));
+        assert_eq!(pass(&mut deliveries, [10]), [10]);
+    }
+}

@@ -1,0 +1,131 @@
+//! A thread for what may block: questions to the brokers, and the destruction of the client.
+//!
+//! The source's own thread takes outcomes, commits and answers the group. It cannot wait for a coordinator that is away,
+//! and least of all for a record that a handler keeps for an hour: the client is destroyed only after the last one.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::task::Waker;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::record::{Offset, PartitionId};
+use seriatim_runtime::ports::Granted;
+
+use crate::native::client::Consumer;
+use crate::native::event::Notice;
+use crate::rebalance::Ticket;
+
+/// Errands that wait, and findings too: one about each of a few rebalances in quick succession, one about the log's
+/// ends, one about each of a few partitions that stand still. What finds no room is asked again later.
+const WAITING_MAX: usize = 16;
+
+/// How long a coordinator or a leader is waited for. A question that fails is asked again by the source.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Something to find out.
+pub(super) enum Errand {
+    /// What is committed for these partitions?
+    Committed(Ticket, Vec<PartitionId>),
+    /// Where do these logs end?
+    Ends(Vec<(AssignmentEpoch, PartitionId)>),
+    /// Where does this log begin and end, in which this offset was not found?
+    Extent(PartitionId, Option<Offset>),
+}
+
+/// What was found out.
+pub(super) enum Finding {
+    Committed(Ticket, Result<Vec<Granted>, Notice>),
+    Ends(Vec<(AssignmentEpoch, Offset)>),
+    Extent(PartitionId, Option<Offset>, Option<(Offset, Offset)>),
+}
+
+/// The thread's end at the source.
+pub(super) struct Aide {
+    errands: SyncSender<Errand>,
+    findings: Receiver<Finding>,
+    thread: JoinHandle<()>,
+}
+
+impl Aide {
+    /// Starts the thread. It rings `waker` when something was found.
+    pub(super) fn start(consumer: Arc<Consumer>, waker: Waker) -> std::io::Result<Self> {
+        let (errands, received) = sync_channel(WAITING_MAX);
+        let (found, findings) = sync_channel(WAITING_MAX);
+        let thread = thread::Builder::new()
+            .name("seriatim-aide".to_owned())
+            .spawn(move || run(&consumer, &received, &found, &waker))?;
+        Ok(Self {
+            errands,
+            findings,
+            thread,
+        })
+    }
+
+    /// Sends the thread on an errand; `false` when too many wait already.
+    pub(super) fn send(&self, errand: Errand) -> bool {
+        self.errands.try_send(errand).is_ok()
+    }
+
+    /// What was found since.
+    pub(super) fn finding(&self) -> Option<Finding> {
+        self.findings.try_recv().ok()
+    }
+
+    /// Leaves the client to the thread, and waits up to `patience` for its destruction: an orderly end of the process
+    /// has no thread of librdkafka's left. With a message kept somewhere it takes longer, and goes on in the background.
+    pub(super) fn retire(self, patience: Duration) {
+        let Self {
+            errands,
+            findings,
+            thread,
+        } = self;
+        drop((errands, findings));
+        let begun = Instant::now();
+        while !thread.is_finished() && begun.elapsed() < patience {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Until the source has let go of the other end. This thread's reference to the client is then the last.
+fn run(consumer: &Arc<Consumer>, errands: &Receiver<Errand>, found: &SyncSender<Finding>, waker: &Waker) {
+    while let Ok(errand) = errands.recv() {
+        let finding = match errand {
+            Errand::Committed(ticket, partitions) => {
+                let granted = consumer.committed(&partitions, ANSWER_TIMEOUT);
+                Finding::Committed(ticket, granted.map(|granted| with_ends(consumer, granted)))
+            }
+            Errand::Ends(partitions) => Finding::Ends(ends_of(consumer, partitions)),
+            Errand::Extent(partition, wanted) => {
+                let extent = consumer.ask_extent(&partition, ANSWER_TIMEOUT);
+                Finding::Extent(partition, wanted, extent)
+            }
+        };
+        if found.send(finding).is_err() {
+            return;
+        }
+        waker.wake_by_ref();
+    }
+}
+
+/// Metadata beside a commit is believed only by who knows where the log ends.
+fn with_ends(consumer: &Consumer, mut granted: Vec<Granted>) -> Vec<Granted> {
+    for granted in &mut granted {
+        if !granted.metadata.is_empty() {
+            let extent = consumer.ask_extent(&granted.partition, ANSWER_TIMEOUT);
+            granted.end = extent.map(|(_, end)| end);
+        }
+    }
+    granted
+}
+
+fn ends_of(consumer: &Consumer, partitions: Vec<(AssignmentEpoch, PartitionId)>) -> Vec<(AssignmentEpoch, Offset)> {
+    let end_of = |(epoch, partition)| {
+        let (_, end) = consumer.ask_extent(&partition, ANSWER_TIMEOUT)?;
+        Some((epoch, end))
+    };
+    // A broker that does not answer for one partition would not for the next, at the same length.
+    partitions.into_iter().map_while(end_of).collect()
+}

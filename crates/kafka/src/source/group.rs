@@ -1,0 +1,258 @@
+//! What the client and its aide say, and what follows from it.
+
+use std::time::{Duration, Instant};
+
+use seriatim_engine::record::PartitionId;
+use seriatim_runtime::ports::{SourceEvent, SourceTrouble};
+
+use super::aide::{Errand, Finding};
+use super::{ClientParts, KafkaSource};
+use crate::commit::Answer;
+use crate::native::client::{Protocol, list_of};
+use crate::native::event::{ClientEvent, Notice};
+use crate::rebalance::Ticket;
+use crate::trouble::{Meaning, meaning_of, out_of_range, undecodable};
+
+/// How often the logs' ends are reported: lag monitors look every ten seconds or more.
+const ENDS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The first fetch tells where a log ends, and takes less than this.
+const FIRST_ENDS_AFTER: Duration = Duration::from_secs(1);
+
+/// A question that was not answered is asked again after this.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+
+/// What is to be asked, and when.
+#[derive(Debug, Default)]
+pub(super) struct Questions {
+    committed: Vec<(Ticket, Instant)>,
+    ends_due: Option<Instant>,
+    /// Whether the aide is at it.
+    ends_asked: bool,
+}
+
+impl Questions {
+    /// How long until something is due.
+    pub(super) fn next_due(&self, now: Instant) -> Duration {
+        let committed = self.committed.iter().map(|(_, due)| *due);
+        let next = committed.chain(self.ends_due).min();
+        next.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
+    }
+
+    /// Reports the logs' ends a little later.
+    pub(super) fn ask_ends_soon(&mut self, now: Instant) {
+        let soon = now + FIRST_ENDS_AFTER;
+        self.ends_due = Some(self.ends_due.map_or(soon, |due| due.min(soon)));
+    }
+
+    fn take_due(&mut self, now: Instant) -> Vec<Ticket> {
+        let due = self.committed.extract_if(.., |(_, due)| *due <= now);
+        due.map(|(ticket, _)| ticket).collect()
+    }
+}
+
+impl KafkaSource {
+    /// Hears what there is to hear, and asks what is due.
+    pub(super) fn listen(&mut self) {
+        while let Some(event) = self
+            .client
+            .as_ref()
+            .and_then(|client| client.consumer.next_event(Duration::ZERO))
+        {
+            self.take_event(event);
+        }
+        while let Some(finding) = self.client.as_ref().and_then(|client| client.aide.finding()) {
+            self.take_finding(finding);
+        }
+        self.ask(Instant::now());
+    }
+
+    pub(super) fn take_event(&mut self, event: ClientEvent) {
+        match event {
+            ClientEvent::Assigned(partitions) => self.assigned(&partitions),
+            ClientEvent::Revoked {
+                partitions,
+                lost: false,
+            } => self.revoked(partitions),
+            ClientEvent::Revoked { partitions, lost: true } => self.lost(partitions),
+            ClientEvent::Committed { token, answers } => {
+                if let Some(answer) = self.commits.answer(token, answers) {
+                    self.committed(answer);
+                }
+            }
+            ClientEvent::Noticed(notice) => self.take_notice(notice),
+            // To drop it would lose it: what follows would be settled and committed without it.
+            ClientEvent::Stray(partition, offset) => {
+                self.fail(format!("{partition}@{offset} came by a way on which order is not kept"));
+            }
+        }
+    }
+
+    /// The group is answered at once, with nothing: what was given is consumed when it is started.
+    fn assigned(&mut self, partitions: &[PartitionId]) {
+        let Some(ClientParts { consumer, .. }) = &self.client else {
+            return;
+        };
+        self.protocol = consumer.protocol();
+        let nothing = list_of([]);
+        let answered = match self.protocol {
+            Protocol::Cooperative => consumer.assign_more(&nothing),
+            Protocol::Eager => consumer.assign(Some(&nothing)),
+        };
+        self.note_answered(answered);
+        if !partitions.is_empty() {
+            let ticket = self.holdings.grant(partitions);
+            self.questions.committed.push((ticket, Instant::now()));
+        }
+    }
+
+    fn revoked(&mut self, partitions: Vec<PartitionId>) {
+        let epochs = self.holdings.revoke(partitions);
+        if !epochs.is_empty() {
+            self.events.push_back(SourceEvent::Revoked(epochs));
+        }
+        self.answer_revocation();
+    }
+
+    fn lost(&mut self, partitions: Vec<PartitionId>) {
+        for partition in &partitions {
+            self.deliveries.end(partition);
+        }
+        let epochs = self.holdings.lose(partitions);
+        if !epochs.is_empty() {
+            self.events.push_back(SourceEvent::Lost(epochs));
+        }
+        self.answer_revocation();
+    }
+
+    /// Gives back what the group wants back, when all of it has been drained.
+    pub(super) fn answer_revocation(&mut self) {
+        let Some(ClientParts { consumer, .. }) = &self.client else {
+            return;
+        };
+        let Some(wanted) = self.holdings.take_answer() else {
+            return;
+        };
+        let answered = match self.protocol {
+            Protocol::Cooperative => consumer.unassign(&list_of(&wanted)),
+            Protocol::Eager => consumer.assign(None),
+        };
+        self.note_answered(answered);
+    }
+
+    /// Without its answer the group would wait for ever, and a partition that is not consumed would look idle.
+    pub(super) fn note_answered(&mut self, answered: Result<(), String>) {
+        if let Err(reason) = answered {
+            self.fail(format!("the client refuses to change what it consumes: {reason}"));
+        }
+    }
+
+    fn committed(&mut self, answer: Answer) {
+        let error = answer.error();
+        let mut accepted = answer.accepted;
+        accepted.retain(|commit| self.holdings.partition(commit.epoch).is_some());
+        // Each commit is answered, and what was accepted of it counts.
+        if !accepted.is_empty() || error.is_none() {
+            self.events.push_back(SourceEvent::Committed(Ok(accepted)));
+        }
+        if let Some(error) = error {
+            self.events.push_back(SourceEvent::Committed(Err(error)));
+        }
+    }
+
+    pub(super) fn take_notice(&mut self, notice: Notice) {
+        match meaning_of(notice, self.reported.connection()) {
+            Meaning::Final(text) => self.fail(text),
+            Meaning::Trouble(trouble) => self.report(trouble),
+            Meaning::Connection(text) => self.reported.note_connection(text),
+            Meaning::OutOfRange(partition, wanted) => {
+                let asked = Errand::Extent(partition.clone(), wanted);
+                if !self.client.as_ref().is_some_and(|client| client.aide.send(asked)) {
+                    self.report(out_of_range(partition, wanted, None));
+                }
+            }
+            Meaning::Undecodable(partition, at, text) => {
+                self.deliveries.stop(&partition, at);
+                self.report(undecodable(partition, at, &text));
+            }
+        }
+    }
+
+    fn report(&mut self, trouble: SourceTrouble) {
+        if self.reported.is_news(&trouble, Instant::now()) {
+            self.events.push_back(SourceEvent::Trouble(trouble));
+        }
+    }
+
+    fn fail(&mut self, text: String) {
+        self.failure.get_or_insert(text);
+    }
+
+    fn take_finding(&mut self, finding: Finding) {
+        match finding {
+            Finding::Committed(ticket, Ok(answers)) => {
+                let offered = self.holdings.offer(ticket, answers);
+                if !offered.is_empty() {
+                    self.events.push_back(SourceEvent::Assigned(offered));
+                }
+            }
+            Finding::Committed(ticket, Err(notice)) => {
+                self.questions
+                    .committed
+                    .push((ticket, Instant::now() + ASK_AGAIN_AFTER));
+                let text = format!("what the group has committed cannot be learnt yet: {}", notice.text);
+                self.take_notice(Notice { text, ..notice });
+            }
+            Finding::Ends(mut ends) => {
+                self.questions.ends_asked = false;
+                ends.retain(|(epoch, _)| self.holdings.partition(*epoch).is_some());
+                if !ends.is_empty() {
+                    self.events.push_back(SourceEvent::Ends(ends));
+                }
+            }
+            Finding::Extent(partition, wanted, extent) => self.report(out_of_range(partition, wanted, extent)),
+        }
+    }
+
+    fn ask(&mut self, now: Instant) {
+        for ticket in self.questions.take_due(now) {
+            self.ask_committed(ticket, now);
+        }
+        if self.questions.ends_due.is_some_and(|due| due <= now) {
+            self.questions.ends_due = Some(now + ENDS_INTERVAL);
+            self.ask_ends();
+        }
+    }
+
+    fn ask_committed(&mut self, ticket: Ticket, now: Instant) {
+        let Some(ClientParts { aide, .. }) = &self.client else {
+            return;
+        };
+        let partitions = self.holdings.asked(ticket);
+        if !partitions.is_empty() && !aide.send(Errand::Committed(ticket, partitions)) {
+            self.questions.committed.push((ticket, now + ASK_AGAIN_AFTER));
+        }
+    }
+
+    /// Of a partition that is fetched, the last fetch has told the log's end. Of the others the broker is asked: what the
+    /// client knows of them is as old as their last fetch.
+    fn ask_ends(&mut self) {
+        let Some(ClientParts { consumer, aide, .. }) = &self.client else {
+            return;
+        };
+        let (mut known, mut unknown) = (Vec::new(), Vec::new());
+        for (epoch, partition) in self.holdings.owned() {
+            let fetched = self.deliveries.is_fetched(partition) && !self.holdings.is_wanted_back(partition);
+            match consumer.known_end(partition).filter(|_| fetched) {
+                Some(end) => known.push((epoch, end)),
+                None => unknown.push((epoch, partition.clone())),
+            }
+        }
+        if !known.is_empty() {
+            self.events.push_back(SourceEvent::Ends(known));
+        }
+        if !unknown.is_empty() && !self.questions.ends_asked {
+            self.questions.ends_asked = aide.send(Errand::Ends(unknown));
+        }
+    }
+}
