@@ -1,0 +1,81 @@
+//! Whether any broker can be reached: asked apart from the client that does the work, which says that all are gone, and
+//! never that one is back.
+
+use std::time::{Duration, Instant};
+
+use seriatim_kafka::config::Properties;
+use seriatim_kafka::reader::{LogReader, ReadError};
+
+/// How long a broker may take to answer: more than an overloaded one needs, less than a person waits for a word.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often brokers are asked while none answers.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often it is said that none answers.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Looks after the way to a cluster.
+pub(crate) struct Reach {
+    /// Where the brokers are.
+    pub(crate) brokers: String,
+    /// How to talk to them.
+    pub(crate) properties: Properties,
+    /// A topic to ask about.
+    pub(crate) topic: String,
+    /// How long none may answer; `None` for ever.
+    pub(crate) give_up_after: Option<Duration>,
+}
+
+impl Reach {
+    /// Asks at once and whenever there is a `suspicion`, and says what comes of it. Returns when no broker has answered
+    /// for too long.
+    pub(crate) async fn lost<F>(&self, suspicion: impl Fn() -> F)
+    where
+        F: Future<Output = ()>,
+    {
+        while self.regained().await {
+            suspicion().await;
+        }
+    }
+
+    /// Asks until a broker answers. False when none has for too long.
+    async fn regained(&self) -> bool {
+        let since = Instant::now();
+        let mut said: Option<Instant> = None;
+        loop {
+            let patience = self.give_up_after.map(|limit| limit.saturating_sub(since.elapsed()));
+            let asked = Instant::now();
+            match self.ask(ANSWER_TIMEOUT.min(patience.unwrap_or(ANSWER_TIMEOUT))).await {
+                Ok(()) => {
+                    if said.is_some() {
+                        tracing::info!(after = ?since.elapsed(), "a broker answers");
+                    }
+                    return true;
+                }
+                Err(reason) if said.is_none_or(|said| said.elapsed() >= REMINDER_INTERVAL) => {
+                    tracing::warn!(
+                        brokers = self.brokers,
+                        "no broker can be reached: {reason}; still trying"
+                    );
+                    said = Some(Instant::now());
+                }
+                Err(_) => {}
+            }
+            if self.give_up_after.is_some_and(|limit| since.elapsed() >= limit) {
+                return false;
+            }
+            tokio::time::sleep(RETRY_INTERVAL.saturating_sub(asked.elapsed())).await;
+        }
+    }
+
+    async fn ask(&self, within: Duration) -> Result<(), String> {
+        let (brokers, properties, topic) = (self.brokers.clone(), self.properties.clone(), self.topic.clone());
+        let ask = move || LogReader::connect(&brokers, None, &properties)?.reach(&topic, within);
+        match tokio::task::spawn_blocking(ask).await {
+            Ok(Err(ReadError::Unreachable { reason })) => Err(reason),
+            Ok(answer) => answer.map_err(|error| error.to_string()),
+            Err(_) => Err("the question was broken off".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What happens during a run, told on standard error, and what the run itself must know of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use seriatim::LogEvents;
+use seriatim_runtime::ports::{Event, Observer, SourceTrouble};
+use tokio::sync::{Notify, watch};
+
+/// Writes events to the log, and keeps what decides about the run's end. Clones share what they keep.
+#[derive(Clone, Default)]
+pub(crate) struct RunObserver(Arc<Seen>);
+
+#[derive(Default)]
+struct Seen {
+    stopping: AtomicBool,
+    draining: watch::Sender<bool>,
+    cut_short: AtomicBool,
+    unreachable: Notify,
+}
+
+impl RunObserver {
+    /// Says that the run ends: the drains from here on are its last.
+    pub(crate) fn stopping(&self) {
+        self.0.stopping.store(true, Ordering::Release);
+    }
+
+    /// Becomes true when the last drain has begun: what fails from then on is not tried again by this run.
+    pub(crate) fn draining(&self) -> watch::Receiver<bool> {
+        self.0.draining.subscribe()
+    }
+
+    /// Whether the last drain had to cancel handlers.
+    pub(crate) fn was_cut_short(&self) -> bool {
+        self.0.cut_short.load(Ordering::Acquire)
+    }
+
+    /// Returns when the client has said that it reaches no broker.
+    pub(crate) async fn unreachable(&self) {
+        self.0.unreachable.notified().await;
+    }
+}
+
+impl Observer for RunObserver {
+    fn observe(&self, event: Event<'_>) {
+        let stopping = self.0.stopping.load(Ordering::Acquire);
+        match event {
+            Event::DrainBegan(_) if stopping => drop(self.0.draining.send_replace(true)),
+            Event::DrainEnded { cancelled: true, .. } if stopping => self.0.cut_short.store(true, Ordering::Release),
+            // Told by whoever looks into it: once, and with how it goes on.
+            Event::Trouble(SourceTrouble::Unreachable(_)) => return self.0.unreachable.notify_one(),
+            _ => {}
+        }
+        LogEvents.observe(event);
+    }
+}
