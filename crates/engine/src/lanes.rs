@@ -67,6 +67,12 @@ impl<R> Lanes<R> {
         !self.ready.is_empty()
     }
 
+    /// How many lanes could start now but for want of a slot, or a few more: those that were dropped since may be counted.
+    #[inline]
+    pub fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
     /// How many sessions are busy.
     pub fn len(&self) -> usize {
         self.by_session.len()

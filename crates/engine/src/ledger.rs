@@ -151,17 +151,40 @@ impl Ledger {
     /// When the offset is not unsettled: it was settled twice, or never admitted, and no commit could be trusted.
     #[inline]
     pub fn settle(&mut self, offset: Offset) {
-        let (number, bit) = place(offset);
-        let index = self
-            .find(number)
-            .filter(|&index| self.chunks[index].unsettled & bit != 0);
-        let Some(index) = index else {
-            panic!("offset settled twice: {offset} is not unsettled");
+        self.settle_run(offset, offset);
+    }
+
+    /// As [`settle`](Self::settle), for every offset from `first` to `last`.
+    ///
+    /// # Panics
+    /// When one of them is not unsettled.
+    pub fn settle_run(&mut self, first: Offset, last: Offset) {
+        let mut from = first;
+        while from <= last {
+            let number = from.get() as u64 / 64;
+            let chunk_last = Offset::new((number * 64 + 63) as i64);
+            let to = last.min(chunk_last);
+            let bits = (u64::MAX >> (64 - length(from, to))) << (from.get() as u64 % 64);
+            self.settle_in_chunk(number, bits);
+            from = to.next();
+        }
+    }
+
+    #[inline]
+    fn settle_in_chunk(&mut self, number: u64, bits: u64) {
+        let index = self.find(number);
+        let unsettled = index.map_or(0, |index| self.chunks[index].unsettled);
+        let Some(index) = index.filter(|_| bits & !unsettled == 0) else {
+            let settled = Chunk {
+                number,
+                unsettled: bits & !unsettled,
+            };
+            panic!("offset settled twice: {} is not unsettled", settled.first_unsettled());
         };
-        self.unsettled -= 1;
+        self.unsettled -= bits.count_ones() as usize;
         let chunk = &mut self.chunks[index];
-        chunk.unsettled &= !bit;
-        if chunk.unsettled == 0 {
+        chunk.unsettled &= !bits;
+        if chunk.is_hollow() {
             self.hollow += 1;
             self.drop_hollow();
         }

@@ -68,6 +68,9 @@ impl Router {
     /// Sessions spread evenly, and with one worker more only those sessions move that the new worker takes over.
     #[inline]
     pub fn worker(&self, session: SessionHash) -> usize {
+        if self.workers == 1 {
+            return 0;
+        }
         jump(session.0, self.workers)
     }
 }

@@ -34,7 +34,7 @@ use crate::trouble::Reported;
 
 /// Records of one read. Enough that what a read costs by itself is nothing a record; few enough that a rebalance, which
 /// is noticed between two reads, waits a few milliseconds for the dispatcher's work on them.
-const BATCH_MAX: usize = 4096;
+const BATCH_MAX: usize = 2048;
 
 /// How long a commit that is waited for may take. Its dispatcher stands still meanwhile, but no handler does; and while
 /// the coordinator moves, a few seconds are usual.
@@ -138,7 +138,7 @@ impl KafkaSource {
         }
         let config = consumer_config(&brokers, &group, &properties)?;
         let (consumer, flow) =
-            Consumer::connect(&config, BATCH_MAX).map_err(|error| ConnectError::Client(error.into()))?;
+            Consumer::connect(&config, std::env::var("SV_BATCH").ok().and_then(|n| n.parse().ok()).unwrap_or(BATCH_MAX)).map_err(|error| ConnectError::Client(error.into()))?;
         let waker = Waker::from(Arc::clone(consumer.bell()));
         let aide =
             Aide::start(Arc::clone(&consumer), waker.clone()).map_err(|error| ConnectError::Client(error.into()))?;

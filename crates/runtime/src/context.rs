@@ -94,9 +94,9 @@ impl Signals {
         }
     }
 
-    /// Makes ready for another attempt. Only when no context is left: `&mut` proves it.
-    pub(crate) fn reset(&mut self) {
-        *self.flags.get_mut() = 0;
+    /// Makes ready for another attempt, when no context of the last one is left.
+    pub(crate) fn reset(&self) {
+        self.flags.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn cancel(&self) {

@@ -53,6 +53,9 @@ const METADATA_LEN_MAX: usize = 4096;
 /// The longest wait for the source: how late a stop or a timer may be noticed if nothing else wakes the dispatcher.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
+/// How long the source may have nothing before the consumer counts as idle, and commits as soon as all is settled.
+const IDLE_AFTER: Duration = Duration::from_millis(2);
+
 /// The state machine.
 pub struct Dispatcher<S: Source> {
     source: S,
@@ -221,10 +224,9 @@ impl<S: Source> Dispatcher<S> {
         for settled in settled {
             // An outcome of a period that has ended is fenced here: what it settled may be another owner's by now.
             if let Some(owned) = self.owned.get_mut(settled.epoch) {
-                owned.ledger.settle(settled.offset);
-                let usage = Usage::record(settled.bytes as usize);
-                owned.usage.sub(usage);
-                self.usage.sub(usage);
+                owned.ledger.settle_run(settled.first, settled.last);
+                owned.usage.sub(settled.usage);
+                self.usage.sub(settled.usage);
             }
         }
     }
@@ -294,6 +296,7 @@ impl<S: Source> Dispatcher<S> {
             .into_iter()
             .flatten()
             .min();
-        due.map_or(WAIT_MAX, |due| due.saturating_duration_since(now).min(WAIT_MAX))
+        let longest = if self.idle { WAIT_MAX } else { IDLE_AFTER };
+        due.map_or(longest, |due| due.saturating_duration_since(now).min(longest))
     }
 }

@@ -16,6 +16,7 @@ pub mod dispatcher;
 mod mailbox;
 mod mail;
 pub mod worker;
+mod pins;
 mod slots;
 mod letter;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::budget::Usage;
 use seriatim_engine::record::{Offset, SessionHash};
 
 use crate::mailbox::Mailbox;
@@ -52,10 +53,33 @@ pub(crate) enum FromWorker {
     Died,
 }
 
+/// Records of a partition that are settled, one offset after another.
 pub(crate) struct Settled {
     pub(crate) epoch: AssignmentEpoch,
-    pub(crate) offset: Offset,
-    pub(crate) bytes: u32,
+    pub(crate) first: Offset,
+    pub(crate) last: Offset,
+    /// Of all of them together.
+    pub(crate) usage: Usage,
+}
+
+impl Settled {
+    /// Appends a record to the last run of `runs`, or begins another.
+    #[inline]
+    pub(crate) fn push(runs: &mut Vec<Settled>, epoch: AssignmentEpoch, offset: Offset, bytes: u32) {
+        let usage = Usage::record(bytes as usize);
+        match runs.last_mut() {
+            Some(run) if run.epoch == epoch && run.last.next() == offset => {
+                run.last = offset;
+                run.usage.add(usage);
+            }
+            _ => runs.push(Settled {
+                epoch,
+                first: offset,
+                last: offset,
+                usage,
+            }),
+        }
+    }
 }
 
 /// The two ends of a worker's mail.

@@ -18,6 +18,15 @@ pub trait Message: Send + Sync + 'static {
     /// The header at `index`, in the order of the record; `None` past the last.
     fn header(&self, index: usize) -> Option<Header<'_>>;
 
+    /// Says that the message at `next` is read next, and those behind it soon. A client whose messages lie scattered in
+    /// memory brings them into the processor's cache meanwhile.
+    fn prefetch(messages: &[Self], next: usize)
+    where
+        Self: Sized,
+    {
+        let _ = (messages, next);
+    }
+
     /// Frees messages that were delivered together: once a batch, where a client can do that at less than once each.
     fn free(messages: Vec<Self>)
     where
@@ -58,10 +67,10 @@ impl Timestamp {
     }
 }
 
-/// A message with memory of its own: key, value and headers lie in one allocation.
+/// A message with memory of its own: its parts and the topic's name lie in one allocation.
 #[derive(Clone, Debug)]
 pub struct OwnedMessage {
-    topic: Box<str>,
+    topic: Span,
     partition: i32,
     offset: Offset,
     timestamp: Timestamp,
@@ -102,7 +111,8 @@ impl OwnedMessage {
         value: Option<&[u8]>,
         headers: impl Iterator<Item = Header<'a>>,
     ) -> Self {
-        let mut bytes = Vec::with_capacity(key.map_or(0, <[u8]>::len) + value.map_or(0, <[u8]>::len));
+        let len = topic.len() + key.map_or(0, <[u8]>::len) + value.map_or(0, <[u8]>::len);
+        let mut bytes = Vec::with_capacity(len);
         let mut append = |part: &[u8]| {
             let start = bytes.len() as u32;
             bytes.extend_from_slice(part);
@@ -110,13 +120,14 @@ impl OwnedMessage {
             let end = u32::try_from(bytes.len()).expect("a record is smaller than 4 GiB");
             Span { start, end }
         };
+        let topic = append(topic.as_bytes());
         let key = key.map(&mut append);
         let value = value.map(&mut append);
         let headers = headers
             .map(|header| (append(header.name), header.value.map(&mut append)))
             .collect();
         Self {
-            topic: topic.into(),
+            topic,
             partition,
             offset,
             timestamp,
@@ -134,7 +145,8 @@ impl OwnedMessage {
 
 impl Message for OwnedMessage {
     fn partition(&self) -> (&str, i32) {
-        (&self.topic, self.partition)
+        let topic = std::str::from_utf8(self.part(self.topic));
+        (topic.expect("it was copied from a text"), self.partition)
     }
 
     fn offset(&self) -> Offset {

@@ -20,6 +20,8 @@ pub struct Record {
 /// Messages that share one allocation and are freed together.
 trait Chunk: Send + Sync {
     fn message(&self, index: usize) -> &dyn Message;
+    /// See [`Message::prefetch`].
+    fn prefetch(&self, _next: usize) {}
 }
 
 struct Messages<M: Message>(Vec<M>);
@@ -27,6 +29,10 @@ struct Messages<M: Message>(Vec<M>);
 impl<M: Message> Chunk for Messages<M> {
     fn message(&self, index: usize) -> &dyn Message {
         &self.0[index]
+    }
+
+    fn prefetch(&self, next: usize) {
+        M::prefetch(&self.0, next);
     }
 }
 
@@ -50,6 +56,11 @@ pub(crate) struct Shared(Arc<dyn Chunk>);
 impl Shared {
     pub(crate) fn new<M: Message>(messages: Vec<M>) -> Self {
         Self(Arc::new(Messages(messages)))
+    }
+
+    /// See [`Message::prefetch`].
+    pub(crate) fn prefetch(&self, next: usize) {
+        self.0.prefetch(next);
     }
 
     /// The record at `index`, in the client's memory.

@@ -71,8 +71,6 @@ pub(crate) struct Seat {
     pub(crate) epoch: AssignmentEpoch,
     /// When the attempt runs out of time.
     pub(crate) deadline: Option<Instant>,
-    /// Bytes of the client's memory that the record pins while its handler waits.
-    pub(crate) pinned_bytes: usize,
 }
 
 /// What the tenant of a slot came to.
@@ -131,10 +129,13 @@ impl<F: Future<Output = Handled>> Slots<F> {
     #[inline]
     pub(crate) fn context(&mut self, slot: u32, attempt: u32, deadline: Option<Instant>) -> Context {
         let slot = &mut self.slots[slot as usize];
-        match Arc::get_mut(&mut slot.signals) {
-            Some(signals) => signals.reset(),
+        // A count of one is ours, and stays: only who holds a context can clone it. This look is cheaper than `get_mut`,
+        // which locks the count.
+        if Arc::strong_count(&slot.signals) == 1 {
+            slot.signals.reset();
+        } else {
             // Something still holds a context of the last attempt: leave it its signals.
-            None => slot.signals = Arc::new(Signals::new()),
+            slot.signals = Arc::new(Signals::new());
         }
         Context::new(Arc::clone(&slot.signals), attempt, deadline)
     }

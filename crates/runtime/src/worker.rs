@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::failure::{Failure, FailureClass};
 use crate::letter::Letters;
 use crate::mail::{Batch, Entry, FromWorker, Link, Settled, ToWorker};
+use crate::pins::{Pin, Pins};
 use crate::ports::{DeadLetterReason, Event, Observer};
 use crate::record::Record;
 use crate::slots::{Cancelled, Handled, Progress, Seat, Slots, Tenant};
@@ -35,10 +36,6 @@ pub struct WorkerConfig {
     pub check: bool,
 }
 
-/// Memory of the client's that records with a waiting handler may pin, in bytes per worker; past it a record is copied
-/// out before it is handled. A pinned record keeps its whole chunk, so few are enough to learn that handlers wait.
-const PINNED_BYTES_MAX: usize = 4 * 1024 * 1024;
-
 /// Records started in one step: short enough to look at timers and finished handlers often, long enough to cost nothing.
 const STARTS_PER_STEP: usize = 256;
 
@@ -48,9 +45,15 @@ const ABANDONED_RECHECK: Duration = Duration::from_millis(10);
 /// How often attempts that ran out of time are looked for, at most.
 const DEADLINE_RESOLUTION: Duration = Duration::from_millis(1);
 
+/// Lanes that may be ready and wait for a slot before a worker admits no more. What is left in its batches costs no lane;
+/// the dispatcher sees that the worker has enough before it.
+const READY_MAX: usize = 1024;
+
 /// A record in a lane.
 struct Work {
     record: Record,
+    /// When it lies in the client's memory.
+    pin: Option<Pin>,
     bytes: u32,
     undecodable: bool,
     first_failure: Option<Instant>,
@@ -79,17 +82,26 @@ pub struct Worker<C, F> {
     checker: Option<OrderChecker>,
     /// Mail in order, without what was acted on ahead of it.
     mail: VecDeque<ToWorker>,
-    current: Option<(Batch, usize)>,
+    current: Option<Current>,
     settled: Vec<Settled>,
     batch_done: bool,
     leaving: Vec<Leaving>,
     /// No attempt can run out of time before.
     overdue_from: Option<Instant>,
     abandoned: Vec<u32>,
-    pinned_bytes: usize,
+    pins: Pins,
     stopped: bool,
     incoming: Vec<ToWorker>,
     woken: Vec<u32>,
+}
+
+/// The batch that is worked through.
+struct Current {
+    batch: Batch,
+    /// The first record that has not been looked at.
+    next: usize,
+    /// Its chunk, once a record of it waits.
+    pin: Option<Pin>,
 }
 
 /// A partition on its way out.
@@ -127,7 +139,7 @@ where
             leaving: Vec::new(),
             overdue_from: None,
             abandoned: Vec::new(),
-            pinned_bytes: 0,
+            pins: Pins::default(),
             stopped: false,
             incoming: Vec::new(),
             woken: Vec::new(),
@@ -171,6 +183,7 @@ where
             match mail {
                 ToWorker::Revoke(epoch) => self.revoke(epoch),
                 ToWorker::Cancel(epoch) => self.cancel_epoch(epoch, now),
+                ToWorker::Stop => self.stopped = true,
                 other => self.mail.push_back(other),
             }
         }
@@ -280,7 +293,7 @@ where
             Progress::Handled(seat, Ok(())) => {
                 self.note_end(seat.lane, true);
                 self.settle(seat.lane, Outcome::Handled, now);
-                self.vacate(slot, seat);
+                self.slots.vacate(slot);
             }
             Progress::Handled(seat, Err(failure)) => {
                 self.note_end(seat.lane, false);
@@ -294,16 +307,16 @@ where
                 self.letters.published(seat.lane, &*self.observer);
                 self.link.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
                 self.settle(seat.lane, Outcome::DeadLettered, now);
-                self.vacate(slot, seat);
+                self.slots.vacate(slot);
             }
             Progress::Published(seat, Err(error)) => {
                 let tries = self.letters.failed(seat.lane, &error, &*self.observer);
-                self.unpin(seat);
+                self.unpin(seat.lane);
                 self.lanes.finish(seat.lane, Outcome::DeadLetterFailed(tries), now);
                 if self.is_leaving(seat.epoch) {
                     self.drop_queued(seat.epoch);
                 }
-                self.vacate(slot, seat);
+                self.slots.vacate(slot);
             }
             Progress::Released(seat, why) => {
                 self.note_end(seat.lane, false);
@@ -320,31 +333,23 @@ where
 
     fn settle(&mut self, lane: LaneId, outcome: Outcome, now: Instant) {
         let head = self.lanes.head(lane);
-        self.settled.push(Settled {
-            epoch: head.epoch,
-            offset: head.offset,
-            bytes: head.record.bytes,
-        });
+        Settled::push(&mut self.settled, head.epoch, head.offset, head.record.bytes);
         let verdict = self.lanes.finish(lane, outcome, now);
         debug_assert_eq!(verdict, Verdict::Settled);
     }
 
-    /// A record that waits without a slot is copied out of the client's memory.
-    fn unpin(&mut self, seat: Seat) {
-        if seat.pinned_bytes > 0 {
-            let work = &mut self.lanes.head_mut(seat.lane).record;
+    /// A record that waits for its next attempt may wait long: it is copied out of the client's memory.
+    fn unpin(&mut self, lane: LaneId) {
+        let work = &mut self.lanes.head_mut(lane).record;
+        if work.pin.is_some() {
             work.record = work.record.detached();
+            work.pin = None;
         }
     }
 
     fn drop_unsettled(&mut self, slot: u32, seat: Seat, now: Instant) {
         self.letters.forget(seat.lane);
         self.lanes.finish(seat.lane, Outcome::Cancelled, now);
-        self.vacate(slot, seat);
-    }
-
-    fn vacate(&mut self, slot: u32, seat: Seat) {
-        self.pinned_bytes -= seat.pinned_bytes;
         self.slots.vacate(slot);
     }
 
@@ -361,7 +366,7 @@ where
         match self.lanes.finish(seat.lane, outcome, now) {
             Verdict::RetryAt(until) => {
                 self.link.counters.retries.fetch_add(1, Ordering::Relaxed);
-                self.unpin(seat);
+                self.unpin(seat.lane);
                 let head = self.lanes.head(seat.lane);
                 self.observer.observe(Event::Retrying {
                     record: &head.record.record,
@@ -369,7 +374,7 @@ where
                     delay: until - now,
                     failure: &failure,
                 });
-                self.vacate(slot, seat);
+                self.slots.vacate(slot);
             }
             Verdict::DeadLetter(fate) => {
                 let reason = match fate {
@@ -404,7 +409,6 @@ where
             lane,
             epoch: self.lanes.head(lane).epoch,
             deadline: None,
-            pinned_bytes: 0,
         };
         if let Some(publication) = self.letters.again(lane) {
             self.slots.occupy(slot, Tenant::Vacated);
@@ -447,17 +451,34 @@ where
     /// Works through the mail in order.
     fn admit(&mut self, starts: &mut usize, now: Instant) {
         while *starts > 0 {
-            match self.current.take() {
-                Some((batch, from)) => self.admit_batch(batch, from, starts, now),
-                None => match self.mail.pop_front() {
-                    Some(ToWorker::Records(batch)) => self.current = Some((batch, 0)),
-                    Some(ToWorker::Closed(epoch)) => self.close(epoch),
-                    Some(ToWorker::Stop) => self.stopped = true,
-                    Some(ToWorker::Revoke(_) | ToWorker::Cancel(_)) => unreachable!("acted on when taken"),
-                    None => return,
-                },
+            if let Some(current) = self.current.take() {
+                if self.has_enough() {
+                    self.current = Some(current);
+                    return;
+                }
+                self.admit_batch(current, starts, now);
+                continue;
+            }
+            match self.mail.pop_front() {
+                Some(ToWorker::Records(batch)) => {
+                    self.current = Some(Current {
+                        batch,
+                        next: 0,
+                        pin: None,
+                    });
+                }
+                Some(ToWorker::Closed(epoch)) => self.close(epoch),
+                Some(ToWorker::Revoke(_) | ToWorker::Cancel(_) | ToWorker::Stop) => {
+                    unreachable!("acted on when taken")
+                }
+                None => return,
             }
         }
+    }
+
+    /// Whether no slot is free, and more lanes wait for one than will be for a while.
+    fn has_enough(&self) -> bool {
+        self.lanes.ready() >= READY_MAX && self.slots.held() >= self.config.in_flight_max
     }
 
     fn close(&mut self, epoch: AssignmentEpoch) {
@@ -467,10 +488,12 @@ where
         }
     }
 
-    fn admit_batch(&mut self, batch: Batch, from: usize, starts: &mut usize, now: Instant) {
-        let until = batch.entries.len().min(from + *starts);
+    fn admit_batch(&mut self, mut current: Current, starts: &mut usize, now: Instant) {
+        let (from, len) = (current.next, current.batch.entries.len());
+        let until = len.min(from + *starts);
         for index in from..until {
-            let entry = batch.entries[index];
+            let entry = current.batch.entries[index];
+            current.batch.shared.prefetch(index);
             if self.is_leaving(entry.epoch) {
                 continue;
             }
@@ -479,27 +502,28 @@ where
                 || self.slots.held() >= self.config.in_flight_max
                 || self.lanes.has_ready();
             if must_wait {
-                self.enqueue(&batch, index, entry);
+                self.enqueue(&mut current, index, entry);
             } else {
-                self.start_at_once(&batch, index, entry, now);
+                self.start_at_once(&mut current, index, entry, now);
             }
         }
         *starts -= until - from;
-        if until == batch.entries.len() {
+        if until == len {
             self.link.batches.fetch_sub(1, Ordering::Release);
             self.batch_done = true;
         } else {
-            self.current = Some((batch, until));
+            current.next = until;
+            self.current = Some(current);
         }
     }
 
-    fn enqueue(&mut self, batch: &Batch, index: usize, entry: Entry) {
-        let work = Work {
-            record: batch.shared.copy(index),
-            bytes: entry.bytes,
-            undecodable: entry.undecodable,
-            first_failure: None,
+    fn enqueue(&mut self, current: &mut Current, index: usize, entry: Entry) {
+        let pin = current.pin(&self.pins);
+        let record = match &pin {
+            Some(_) => current.batch.shared.record(index),
+            None => current.batch.shared.copy(index),
         };
+        let work = Work::new(record, pin, entry);
         let queued = Queued::new(work, entry.epoch, entry.offset);
         if let Some(slot) = self.lanes.enqueue(entry.session, queued) {
             self.slots.newer_waits(slot);
@@ -508,14 +532,14 @@ where
 
     /// The short way: a record of an idle session whose handler does not wait needs no lane, no copy, no allocation.
     #[inline]
-    fn start_at_once(&mut self, batch: &Batch, index: usize, entry: Entry, now: Instant) {
+    fn start_at_once(&mut self, current: &mut Current, index: usize, entry: Entry, now: Instant) {
         let slot = self.slots.vacant();
         let deadline = self.deadline(now);
-        let pins = self.pinned_bytes < PINNED_BYTES_MAX;
-        let (record, kept) = if pins {
-            (batch.shared.record(index), None)
+        let shared = &current.batch.shared;
+        let (record, kept) = if current.pin.is_some() || self.pins.has_room() {
+            (shared.record(index), None)
         } else {
-            let copy = batch.shared.copy(index);
+            let copy = shared.copy(index);
             (copy.clone(), Some(copy))
         };
         self.note_start(entry.session, entry.epoch, entry.offset, 1);
@@ -527,20 +551,15 @@ where
                 let ended = checker.ended(entry.session, entry.epoch, entry.offset, true);
                 report_violation(ended, &*self.observer);
             }
-            self.settled.push(Settled {
-                epoch: entry.epoch,
-                offset: entry.offset,
-                bytes: entry.bytes,
-            });
+            Settled::push(&mut self.settled, entry.epoch, entry.offset, entry.bytes);
             return;
         }
-        let pinned_bytes = if pins { batch.bytes } else { 0 };
-        self.pinned_bytes += pinned_bytes;
-        let work = Work {
-            record: kept.unwrap_or_else(|| batch.shared.record(index)),
-            bytes: entry.bytes,
-            undecodable: false,
-            first_failure: None,
+        let work = match kept {
+            Some(copy) => Work::new(copy, None, entry),
+            None => {
+                let pin = current.pin(&self.pins);
+                Work::new(current.batch.shared.record(index), pin, entry)
+            }
         };
         let queued = Queued {
             attempts: 1,
@@ -552,7 +571,6 @@ where
             lane,
             epoch: entry.epoch,
             deadline,
-            pinned_bytes,
         };
         match handled {
             None => self.slots.occupy(slot, Tenant::Handler(seat)),
@@ -591,7 +609,8 @@ where
         if !self.settled.is_empty() || self.batch_done {
             self.batch_done = false;
             let counters = &self.link.counters;
-            counters.settled.fetch_add(self.settled.len() as u64, Ordering::Relaxed);
+            let records = self.settled.iter().map(|run| run.usage.records as u64).sum();
+            counters.settled.fetch_add(records, Ordering::Relaxed);
             let settled = std::mem::take(&mut self.settled);
             self.link.outbox.put(FromWorker::Settled(settled));
         }
@@ -621,6 +640,28 @@ where
         let overdue = self.overdue_from.filter(|_| self.slots.held() > 0);
         let recheck = (!self.abandoned.is_empty()).then(|| now + ABANDONED_RECHECK);
         [retry, overdue, recheck].into_iter().flatten().min()
+    }
+}
+
+impl Current {
+    /// A hold of the chunk, if there is room for one.
+    fn pin(&mut self, pins: &Pins) -> Option<Pin> {
+        if self.pin.is_none() {
+            self.pin = pins.pin(self.batch.bytes);
+        }
+        self.pin.clone()
+    }
+}
+
+impl Work {
+    fn new(record: Record, pin: Option<Pin>, entry: Entry) -> Self {
+        Self {
+            record,
+            pin,
+            bytes: entry.bytes,
+            undecodable: entry.undecodable,
+            first_failure: None,
+        }
     }
 }
 

@@ -258,7 +258,7 @@ impl<B: Backend> Builder<B> {
 }
 
 fn thread_count() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+    std::env::var("SV_WORKERS").ok().and_then(|n| n.parse().ok()).unwrap_or_else(||std::thread::available_parallelism().map_or(1, NonZeroUsize::get).saturating_sub(1).max(1))
 }
 
 /// A key that whoever chooses session keys does not know.

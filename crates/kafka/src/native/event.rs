@@ -173,7 +173,8 @@ impl Notice {
         let native = native.as_ptr();
         // SAFETY: the message is alive. Its topic is set or null, and its payload, if there is one, is the text.
         unsafe {
-            if code_at(&raw const (*native).err) == RDKafkaErrorCode::NoError {
+            // As the number that it is, since this is done for each record.
+            if (&raw const (*native).err).cast::<i32>().read() == RDKafkaErrorCode::NoError as i32 {
                 return None;
             }
             let topic = NonNull::new((*native).rkt);
