@@ -12,8 +12,9 @@ struct InMemory(Log);
 impl Harness for InMemory {
     type Source = LogSource;
 
-    fn create_topic(&self, topic: &str, partitions: i32) {
-        self.0.topic(topic, partitions);
+    fn create_topic(&self, name: &str, partitions: i32) -> String {
+        self.0.topic(name, partitions);
+        name.to_owned()
     }
 
     fn produce(&self, partition: &PartitionId, key: &[u8], value: &[u8]) -> Offset {
@@ -51,6 +52,7 @@ suite! {
     a_record_keeps_its_parts
     commit_with_metadata_comes_back
     a_background_commit_is_answered
+    an_ended_epoch_commits_nothing
     hold_loses_and_reorders_nothing
     a_held_partition_holds_up_no_other
     no_room_reports_everything_but_records
