@@ -6,7 +6,9 @@
 //! Nothing outlives the process that started it, however that process ends: each node has a keeper that
 //! notices.
 
+mod certificates;
 mod keeper;
+mod listeners;
 mod node;
 mod wire;
 
@@ -19,6 +21,8 @@ use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+pub use certificates::{Authority, Identity};
+pub use listeners::{Listener, Security};
 pub use node::Node;
 
 /// The version of Apache Kafka that `scripts/fetch-kafka` fetches.
@@ -46,6 +50,8 @@ pub struct BrokerOptions {
     pub heap_mib: u32,
     /// Partitions of a topic that is created without a count.
     pub partitions: u32,
+    /// What it takes to listen with TLS and with passwords too, on ports of their own: see [`Broker::bootstrap_of`].
+    pub security: Option<Security>,
     /// Lines for `server.properties` of every node. They come last, so they override the fixture's own.
     pub properties: Vec<(String, String)>,
 }
@@ -56,6 +62,7 @@ impl Default for BrokerOptions {
             nodes: 1,
             heap_mib: 512,
             partitions: 4,
+            security: None,
             properties: Vec::new(),
         }
     }
@@ -111,6 +118,12 @@ pub enum BrokerError {
         /// The topic's name.
         topic: String,
         /// The broker's error code and message.
+        reason: String,
+    },
+    /// The `openssl` command is missing, or did not make a certificate.
+    #[error("openssl made no certificate: {reason}")]
+    Certificates {
+        /// Its words, or the operating system's.
         reason: String,
     },
     /// A tool of Kafka's could not be started.
@@ -264,6 +277,7 @@ fn unreachable_at(address: &str) -> impl FnOnce(io::Error) -> BrokerError {
 #[derive(Debug)]
 pub struct Broker {
     cluster: Cluster,
+    ports: Vec<NodePorts>,
     nodes: Vec<Node>,
 }
 
@@ -301,29 +315,24 @@ impl Broker {
         let libs = libs()?;
 
         // Another process may take a port between its choice and Kafka's bind: then choose again, once.
-        match Self::start_on(&free_ports(2 * options.nodes as usize), &libs, options) {
+        match Self::start_on(&NodePorts::choose(options), &libs, options) {
             Err(BrokerError::Ended { log_tail, .. }) if log_tail.contains("Address already in use") => {
-                Self::start_on(&free_ports(2 * options.nodes as usize), &libs, options)
+                Self::start_on(&NodePorts::choose(options), &libs, options)
             }
             started => started,
         }
     }
 
-    fn start_on(ports: &[u16], libs: &Path, options: &BrokerOptions) -> Result<Self, BrokerError> {
-        let (client_ports, controller_ports) = ports.split_at(options.nodes as usize);
+    fn start_on(ports: &[NodePorts], libs: &Path, options: &BrokerOptions) -> Result<Self, BrokerError> {
         let ids = 1..=options.nodes;
-
         let voters = join(
             ids.clone()
-                .zip(controller_ports)
-                .map(|(id, port)| format!("{id}@127.0.0.1:{port}")),
+                .zip(ports)
+                .map(|(id, ports)| format!("{id}@127.0.0.1:{}", ports.controller)),
         );
         let nodes = ids
-            .zip(client_ports.iter().zip(controller_ports))
-            .map(|(id, (&client_port, &controller_port))| {
-                let properties = node::server_properties(id, client_port, controller_port, &voters, options);
-                Node::prepare(id, client_port, libs, options.heap_mib, &properties)
-            })
+            .zip(ports)
+            .map(|(id, ports)| Node::prepare(id, ports, libs, &voters, options))
             .collect::<Result<Vec<_>, _>>()?;
 
         // Each step is begun on all nodes before it is awaited on the first: a quorum forms only together.
@@ -335,11 +344,27 @@ impl Broker {
             node.await_ready(deadline, |members| members.len() == nodes.len())?;
         }
 
-        let bootstrap = join(client_ports.iter().map(|port| format!("127.0.0.1:{port}")));
+        let bootstrap = join(ports.iter().map(|ports| format!("127.0.0.1:{}", ports.client)));
         Ok(Self {
             cluster: Cluster { bootstrap },
+            ports: ports.to_vec(),
             nodes,
         })
+    }
+
+    /// What a client of this listener takes as `bootstrap.servers`.
+    ///
+    /// # Panics
+    /// When the cluster was given no [`Security`].
+    pub fn bootstrap_of(&self, listener: Listener) -> String {
+        let port = |ports: &NodePorts| {
+            let mut secured = ports.secured.iter();
+            let (_, port) = secured
+                .find(|(of, _)| *of == listener)
+                .unwrap_or_else(|| panic!("the cluster was started without security, so without {listener:?}"));
+            format!("127.0.0.1:{port}")
+        };
+        join(self.ports.iter().map(port))
     }
 
     /// The node of this id, from 1.
@@ -360,6 +385,32 @@ impl Broker {
 
     /// Ends all nodes and removes their data; returns when nothing of them is left. Dropping does the same.
     pub fn stop(self) {}
+}
+
+/// Where a node listens.
+#[derive(Debug, Clone)]
+struct NodePorts {
+    client: u16,
+    controller: u16,
+    secured: Vec<(Listener, u16)>,
+}
+
+impl NodePorts {
+    /// For each node.
+    fn choose(options: &BrokerOptions) -> Vec<Self> {
+        let secured: &[Listener] = match options.security {
+            Some(_) => &Listener::ALL,
+            None => &[],
+        };
+        let each = 2 + secured.len();
+        let ports = free_ports(each * options.nodes as usize);
+        let of_node = |ports: &[u16]| Self {
+            client: ports[0],
+            controller: ports[1],
+            secured: secured.iter().copied().zip(ports[2..].iter().copied()).collect(),
+        };
+        ports.chunks(each).map(of_node).collect()
+    }
 }
 
 /// Ports that are free now, below those that the kernel gives to outgoing connections. Of those, one could go to a

@@ -14,6 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 /// The shell's own signals lead to `end` too. The traps are reset in what it starts.
 const SCRIPT: &str = r#"
 dir=$1 java=$2 class_path=$3 heap_mib=$4 cluster_id=$5
+shift 5 # What is left are further arguments of the format.
 cd "$dir" || exit 1
 pid=
 end_kafka() {
@@ -27,7 +28,7 @@ while read -r command; do
     case $command in
     format)
         "$java" -Xmx256m -XX:TieredStopAtLevel=1 -cp "$class_path" kafka.tools.StorageTool \
-            format --cluster-id "$cluster_id" --config server.properties </dev/null >>kafka.log 2>&1
+            format --cluster-id "$cluster_id" --config server.properties "$@" </dev/null >>kafka.log 2>&1
         ;;
     spawn)
         "$java" "-Xmx${heap_mib}m" -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35 \
@@ -59,11 +60,18 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// Starts the keeper of the node in `dir`, which it removes at its end. Kafka itself starts with `spawn`.
-    pub(super) fn start(dir: &Path, java: &Path, class_path: &str, heap_mib: u32) -> io::Result<Self> {
+    pub(super) fn start(
+        dir: &Path,
+        java: &Path,
+        class_path: &str,
+        heap_mib: u32,
+        format_args: &[String],
+    ) -> io::Result<Self> {
         let mut shell = Command::new("sh")
             .args(["-c", SCRIPT, "seriatim-keeper"])
             .args([dir, java, Path::new(class_path)])
             .args([&heap_mib.to_string(), super::CLUSTER_ID])
+            .args(format_args)
             // Away from the terminal's Ctrl-C, and from a kill of our process group.
             .process_group(0)
             .stdin(Stdio::piped())

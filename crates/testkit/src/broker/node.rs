@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::Instant;
 
 use super::keeper::Keeper;
-use super::{BrokerError, BrokerOptions, POLL_INTERVAL, READY_TIMEOUT, class_path, java, wire};
+use super::{BrokerError, BrokerOptions, NodePorts, POLL_INTERVAL, READY_TIMEOUT, class_path, java, wire};
 
 /// One node of a [`Broker`](super::Broker): a JVM that can be killed, restarted, frozen and thawed.
 #[derive(Debug)]
@@ -22,10 +22,10 @@ pub struct Node {
 impl Node {
     pub(super) fn prepare(
         id: u32,
-        port: u16,
+        ports: &NodePorts,
         libs: &Path,
-        heap_mib: u32,
-        properties: &str,
+        voters: &str,
+        options: &BrokerOptions,
     ) -> Result<Self, BrokerError> {
         let failed = |source| BrokerError::Node {
             node: id,
@@ -37,14 +37,21 @@ impl Node {
             .prefix("seriatim-kafka-")
             .tempdir()
             .map_err(failed)?;
-        let properties = format!("{properties}log.dir={}\n", dir.path().join("data").display());
+        let mut properties = server_properties(id, ports, voters, options);
+        properties.push_str(&format!("log.dir={}\n", dir.path().join("data").display()));
         fs::write(dir.path().join("server.properties"), properties).map_err(failed)?;
-        let keeper = Keeper::start(dir.path(), &java(), &class_path(libs), heap_mib).map_err(failed)?;
+        let mut format_args = Vec::new();
+        if let Some(security) = &options.security {
+            security.write_keys(dir.path()).map_err(failed)?;
+            format_args = security.format_args();
+        }
+        let keeper =
+            Keeper::start(dir.path(), &java(), &class_path(libs), options.heap_mib, &format_args).map_err(failed)?;
 
         // From here on the keeper removes the directory: it is still there when a kill has ended this process.
         Ok(Self {
             id,
-            address: format!("127.0.0.1:{port}"),
+            address: format!("127.0.0.1:{}", ports.client),
             dir: dir.keep(),
             keeper: Mutex::new(keeper),
         })
@@ -172,22 +179,22 @@ impl Node {
 }
 
 /// All but the log directory, which the node adds.
-pub(super) fn server_properties(
-    id: u32,
-    client_port: u16,
-    controller_port: u16,
-    voters: &str,
-    options: &BrokerOptions,
-) -> String {
+fn server_properties(id: u32, ports: &NodePorts, voters: &str, options: &BrokerOptions) -> String {
     let BrokerOptions { nodes, partitions, .. } = *options;
     let transactions_min_isr = nodes.min(2);
+    let NodePorts { client, controller, .. } = ports;
+    let (mut listeners, mut protocols) = (format!("CLIENT://127.0.0.1:{client}"), String::new());
+    for (listener, port) in &ports.secured {
+        listeners.push_str(&format!(",{}://127.0.0.1:{port}", listener.name()));
+        protocols.push_str(&format!(",{}:{}", listener.name(), listener.protocol()));
+    }
     let mut properties = format!(
         "\
 process.roles=broker,controller
 node.id={id}
-listeners=CLIENT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=CLIENT://127.0.0.1:{client_port}
-listener.security.protocol.map=CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners={listeners},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners={listeners}
+listener.security.protocol.map=CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}
 inter.broker.listener.name=CLIENT
 controller.listener.names=CONTROLLER
 controller.quorum.voters={voters}
@@ -212,6 +219,9 @@ broker.heartbeat.interval.ms=1000
 log.cleaner.dedupe.buffer.size=16777216
 "
     );
+    if let Some(security) = &options.security {
+        properties.push_str(&security.properties());
+    }
     for (key, value) in &options.properties {
         properties.push_str(&format!("{key}={value}\n"));
     }
