@@ -3,14 +3,18 @@
 //! [`Properties`] holds what the user wrote. When a client is made, it is laid over our defaults: librdkafka accepts the
 //! result, or [`ConfigError`] says what to write instead.
 
+mod login;
+mod value;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::str::FromStr;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
+
+use self::value::Value;
 
 /// Every client of ours.
 const COMMON_DEFAULTS: &[(&str, &str)] = &[
@@ -32,7 +36,8 @@ const CONSUMER_DEFAULTS: &[(&str, &str)] = &[
     ("enable.partition.eof", "false"),
     // Starts are explicit. An offset that is gone from the log is trouble to report, never a silent jump.
     ("auto.offset.reset", "error"),
-    // KIP-848 stalls in silence with librdkafka 2.12; fixed in 2.15.
+    // librdkafka calls KIP-848 ready since 2.12, but its members were seen to stall for minutes during rebalances, without
+    // an error; mended in 2.15 (Blizzard/node-rdkafka#1146). A test tells when the bundled one has that.
     ("group.protocol", "classic"),
     // A rebalance leaves the partitions alone that stay where they are.
     ("partition.assignment.strategy", "cooperative-sticky"),
@@ -72,10 +77,11 @@ const PRODUCER_DEFAULTS: &[(&str, &str)] = &[
 /// What the user sets of librdkafka's properties. A later value replaces an earlier one, under whichever alias.
 ///
 /// A value may refer to a file (`file:/run/secrets/kafka`) or to an environment variable (`env:KAFKA_PASSWORD`); it is
-/// read when a configuration is made. [`Debug`](fmt::Debug) shows no secret.
+/// read whenever a client is made, or once by [`read_references`](Self::read_references). [`Debug`](fmt::Debug) shows no
+/// secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Properties {
-    values: BTreeMap<String, String>,
+    values: BTreeMap<String, Value>,
 }
 
 /// A configuration that cannot work.
@@ -182,7 +188,7 @@ fn client_config(
             });
         }
         if !names::is_in(foreign, name) {
-            config.set(name, resolve(name, value)?);
+            config.set(name, value.resolve(name)?);
         }
     }
     for (name, value) in given.iter().filter(|(_, value)| !value.is_empty()) {
@@ -192,10 +198,17 @@ fn client_config(
         Some(_) => RDKafkaLogLevel::Debug,
         None => RDKafkaLogLevel::Info,
     });
-    config
+    let native = config
         .create_native_config()
         .map_err(|error| refused(error, properties))?;
+    let features = native.get("builtin.features").unwrap_or_default();
+    login::check(&config, &features)?;
     Ok(config)
+}
+
+/// The brokers that a client is told to begin with.
+pub(crate) fn brokers_of(config: &ClientConfig) -> &str {
+    config.get("bootstrap.servers").unwrap_or_default()
 }
 
 /// Why a property is not the user's, and what to do instead; `None` when it is.
@@ -212,7 +225,9 @@ fn owned(name: &str) -> Option<&'static str> {
         "enable.idempotence" => "without it retries reorder records; remove it",
         "enable.partition.eof" => "the events would move the position; remove it",
         "enabled_events" | "log.queue" => "it is the client's own wiring; remove it",
-        "group.protocol" => "the consumer protocol (KIP-848) stalls in silence with this librdkafka; remove it",
+        "group.protocol" => {
+            "members by the consumer protocol (KIP-848) may stall in silence with a librdkafka before 2.15; remove it"
+        }
         "log_level" => "librdkafka logs through Seriatim; set the log filter of target `librdkafka` instead",
         "partitioner" => "producers of one session must agree, on Java's murmur2; remove it",
         "queue.buffering.max.messages" => "the queue is bounded by bytes; set `queue.buffering.max.kbytes` instead",
@@ -223,27 +238,8 @@ fn owned(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Reads what `value` refers to, if it refers to anything.
-fn resolve(name: &str, value: &str) -> Result<String, ConfigError> {
-    let unreadable = |source| ConfigError::Unreadable {
-        name: name.to_owned(),
-        reference: value.to_owned(),
-        source,
-    };
-    if let Some(path) = value.strip_prefix("file:") {
-        let text = fs::read_to_string(path).map_err(|error| unreadable(error.into()))?;
-        // The line break that editors and `echo` leave is not part of a password.
-        Ok(text.trim_end_matches(['\r', '\n']).to_owned())
-    } else if let Some(variable) = value.strip_prefix("env:") {
-        std::env::var(variable).map_err(|error| match error {
-            // The other error quotes the value.
-            std::env::VarError::NotUnicode(_) => unreadable("it is not UTF-8".into()),
-            std::env::VarError::NotPresent => unreadable(error.into()),
-        })
-    } else {
-        Ok(value.to_owned())
-    }
-}
+/// Said in place of librdkafka's own words where these would show a secret.
+const NOT_TAKEN: &str = "librdkafka does not take this value";
 
 /// librdkafka's refusal in our words. Its own text quotes the value.
 fn refused(error: KafkaError, properties: &Properties) -> ConfigError {
@@ -258,13 +254,21 @@ fn refused(error: KafkaError, properties: &Properties) -> ConfigError {
                 .values
                 .get(&name)
                 .is_none_or(|value| may_be_shown(&name, value));
-            let reason = if shown {
-                reason
-            } else {
-                "librdkafka does not take this value".to_owned()
-            };
+            let reason = if shown { reason } else { NOT_TAKEN.to_owned() };
             ConfigError::Invalid { name, reason }
         }
+        other => client_refused(other),
+    }
+}
+
+/// librdkafka's refusal to make a client of a configuration that it had taken. These words quote no value.
+pub(crate) fn client_refused(error: KafkaError) -> ConfigError {
+    match error {
+        KafkaError::ClientCreation(reason) => ConfigError::Refused(reason),
+        KafkaError::ClientConfig(_, _, name, _) => ConfigError::Invalid {
+            name,
+            reason: NOT_TAKEN.to_owned(),
+        },
         other => ConfigError::Refused(other.to_string()),
     }
 }
@@ -283,7 +287,7 @@ fn hint(name: &str) -> Option<String> {
 }
 
 /// Whether a value may appear in logs and errors. Only of a name that is known, so that a misspelt password stays hidden.
-fn may_be_shown(name: &str, value: &str) -> bool {
+fn may_be_shown(name: &str, value: &Value) -> bool {
     let secret = [
         "password",
         "secret",
@@ -291,14 +295,23 @@ fn may_be_shown(name: &str, value: &str) -> bool {
         "sasl.kerberos.kinit.cmd",
         ".pem",
     ];
-    let refers = value.starts_with("file:") || value.starts_with("env:");
-    !refers && !secret.iter().any(|part| name.contains(part)) && names::all().any(|known| known == name)
+    !value.refers() && !secret.iter().any(|part| name.contains(part)) && names::all().any(|known| known == name)
 }
 
 impl Properties {
     /// Sets a property.
     pub fn insert(&mut self, name: &str, value: impl Into<String>) {
-        self.values.insert(names::canonical(name).to_owned(), value.into());
+        let value = Value::new(value.into());
+        self.values.insert(names::canonical(name).to_owned(), value);
+    }
+
+    /// Reads the files and variables that values refer to, now and once: every client that is made of these properties
+    /// has the same.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unreadable`].
+    pub fn read_references(&mut self) -> Result<(), ConfigError> {
+        self.values.iter_mut().try_for_each(|(name, value)| value.read(name))
     }
 
     /// Sets what `pair` says, e.g. `fetch.min.bytes=1000`.
@@ -338,9 +351,9 @@ impl FromStr for Properties {
 
 impl fmt::Debug for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |name: &str, value: &str| {
-            let shown = may_be_shown(name, value);
-            if shown { value.to_owned() } else { "[hidden]".to_owned() }
+        let shown = |name: &str, value: &Value| match may_be_shown(name, value) {
+            true => value.written.clone(),
+            false => "[hidden]".to_owned(),
         };
         f.debug_map()
             .entries(self.values.iter().map(|(name, value)| (name, shown(name, value))))
@@ -498,6 +511,18 @@ mod tests {
     }
 
     #[test]
+    fn the_consumer_protocol_is_refused_as_long_as_there_is_a_reason_to() {
+        let error = consumer_error("group.protocol=consumer");
+        assert!(error.contains("KIP-848") && error.contains("before 2.15"), "{error}");
+        // As librdkafka writes it: 0xMMmmrrpp.
+        let (version, text) = rdkafka::util::get_rdkafka_version();
+        assert!(
+            version < 0x02_0f_00_00,
+            "librdkafka {text} has the fixes: allow the protocol"
+        );
+    }
+
+    #[test]
     fn an_unknown_name_is_answered_with_the_right_one() {
         assert_eq!(
             consumer_error("fetch.min.byte=1"),
@@ -541,23 +566,6 @@ mod tests {
                 .unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
-    }
-
-    #[test]
-    fn values_are_read_from_files_and_variables() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("password");
-        fs::write(&path, "hunter2\n").unwrap();
-        let reference = format!("file:{}", path.display());
-        assert_eq!(resolve("sasl.password", &reference).unwrap(), "hunter2");
-        assert_eq!(resolve("client.rack", "env:CARGO_PKG_NAME").unwrap(), "seriatim-kafka");
-
-        let error = resolve("sasl.password", "file:/nowhere").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the value of `sasl.password` cannot be read from file:/nowhere"
-        );
-        assert!(resolve("sasl.password", "env:SERIATIM_NO_SUCH").is_err());
     }
 
     #[test]

@@ -22,6 +22,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::config::{self, ConfigError};
+use crate::trouble::LastFailure;
 
 /// Where a record was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,10 +191,9 @@ impl Outbox {
             .and_then(|kbytes| kbytes.parse().ok())
             .expect("a default is set, and librdkafka has checked the user's");
         config.set("queue.buffering.max.kbytes", "2147483647");
-        let context = OutboxContext::new(kbytes.saturating_mul(1024));
-        let producer = config
-            .create_with_context(context)
-            .map_err(|error| ConfigError::Refused(error.to_string()))?;
+        let last_failure = LastFailure::none(config::brokers_of(&config));
+        let context = OutboxContext::new(kbytes.saturating_mul(1024), last_failure);
+        let producer = config.create_with_context(context).map_err(config::client_refused)?;
         Ok(Self {
             producer: Some(producer),
         })
@@ -324,7 +324,7 @@ fn count_partitions(producer: &ThreadedProducer<OutboxContext>, topic: &str) -> 
         let metadata = producer
             .client()
             .fetch_metadata(Some(topic), METADATA_TIMEOUT)
-            .map_err(|error| explain(&error, topic))?;
+            .map_err(|error| producer.context().explain(&error, topic))?;
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         let code = match found.map(|found| (found.error(), found.partitions().len())) {
             Some((None, partitions @ 1..)) => return Ok(partitions as i32),
@@ -352,10 +352,11 @@ struct OutboxContext {
     halted: Halted,
     census: Census,
     census_turn: Semaphore,
+    last_failure: LastFailure,
 }
 
 impl OutboxContext {
-    fn new(gate_bytes: usize) -> Self {
+    fn new(gate_bytes: usize, last_failure: LastFailure) -> Self {
         // A semaphore hands out at most this many permits at a time.
         let gate_bytes = gate_bytes.min(u32::MAX as usize);
         Self {
@@ -366,6 +367,7 @@ impl OutboxContext {
             halted: Halted::default(),
             census: Census::default(),
             census_turn: Semaphore::new(1),
+            last_failure,
         }
     }
 
@@ -385,11 +387,21 @@ impl OutboxContext {
     }
 
     fn failed(&self, error: &KafkaError, topic: &str) -> ProduceError {
-        let error = explain(error, topic);
+        let error = self.explain(error, topic);
         if matches!(error, ProduceError::UnknownTopic { .. }) {
             self.census.forget(topic);
         }
         error
+    }
+
+    /// As [`explain`], with why no broker answers.
+    fn explain(&self, error: &KafkaError, topic: &str) -> ProduceError {
+        match explain(error, topic) {
+            ProduceError::Unreachable { reason } => ProduceError::Unreachable {
+                reason: self.last_failure.text().unwrap_or(reason),
+            },
+            other => other,
+        }
     }
 }
 
@@ -421,6 +433,7 @@ impl ClientContext for OutboxContext {
     fn stats_raw(&self, _statistics: &[u8]) {}
 
     fn error(&self, error: KafkaError, reason: &str) {
+        self.last_failure.note(&error, reason);
         tracing::warn!(target: "librdkafka", %error, "{reason}");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
@@ -24,7 +24,7 @@ use crate::native::client::Consumer;
 use crate::native::event::{ClientEvent, Notice};
 use crate::native::message::KafkaMessage;
 use crate::native::queue::FlowQueue;
-use crate::trouble::{Meaning, Reported, meaning_of, undecodable};
+use crate::trouble::{LastFailure, Meaning, Reported, meaning_of, undecodable};
 
 /// How long the cluster may take to answer a question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -115,8 +115,10 @@ impl LogReader {
         // The end of a log is told, also where markers of transactions or compaction leave no record before it.
         config.set("enable.partition.eof", "true");
         let client = config
-            .create_with_context(ReaderContext::default())
-            .map_err(|error| ConfigError::Refused(error.to_string()))?;
+            .create_with_context(ReaderContext {
+                last_failure: LastFailure::none(config::brokers_of(&config)),
+            })
+            .map_err(config::client_refused)?;
         Ok(Self { client, config })
     }
 
@@ -229,7 +231,7 @@ impl LogReader {
             consumer,
             messages: Vec::new(),
             notices: Vec::new(),
-            reported: Reported::default(),
+            reported: Reported::nothing(config::brokers_of(&self.config)),
             ready: VecDeque::new(),
         })
     }
@@ -241,9 +243,8 @@ impl LogReader {
         match error.rdkafka_error_code() {
             Some(Code::BrokerTransportFailure | Code::OperationTimedOut | Code::AllBrokersDown | Code::Resolve) => {
                 let _ = self.client.poll(REASON_TIMEOUT);
-                let told = self.client.context().trouble();
                 ReadError::Unreachable {
-                    reason: told.unwrap_or(reason),
+                    reason: self.client.context().last_failure.text().unwrap_or(reason),
                 }
             }
             Some(
@@ -329,6 +330,14 @@ impl LogRecords {
                 self.reported.note_connection(text);
                 return Ok(());
             }
+            Meaning::Unauthenticated(text) => {
+                self.reported.note_connection(text.clone());
+                let trouble = SourceTrouble::Unauthenticated(text);
+                if self.reported.is_news(&trouble, Instant::now()) {
+                    self.ready.push_back(Read::Trouble(trouble));
+                }
+                return Ok(());
+            }
             Meaning::OutOfRange(partition, Some(wanted)) => {
                 format!("offset {wanted} of {partition} is gone from the log")
             }
@@ -376,16 +385,8 @@ fn answered(extents: &[Extent], answer: &TopicPartitionList, otherwise: impl Fn(
         .collect()
 }
 
-/// Keeps what the client last said was wrong.
-#[derive(Default)]
 struct ReaderContext {
-    trouble: Mutex<Option<String>>,
-}
-
-impl ReaderContext {
-    fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
+    last_failure: LastFailure,
 }
 
 impl ClientContext for ReaderContext {
@@ -397,12 +398,7 @@ impl ClientContext for ReaderContext {
     fn stats_raw(&self, _statistics: &[u8]) {}
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // That all brokers are down says less than why each is.
-        let summary = error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown);
-        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        if trouble.is_none() || !summary {
-            *trouble = Some(reason.to_owned());
-        }
+        self.last_failure.note(&error, reason);
     }
 }
 

@@ -23,7 +23,7 @@ use seriatim_runtime::ports::{Commit, CommitError, CommitMode, Records, Run, Sou
 use self::aide::Aide;
 use self::group::Questions;
 use crate::commit::{self, Answer, Commits};
-use crate::config::{ConfigError, Properties, consumer_config};
+use crate::config::{ConfigError, Properties, brokers_of, client_refused, consumer_config};
 use crate::delivery::Deliveries;
 use crate::native::client::{Consumer, Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
@@ -137,8 +137,7 @@ impl KafkaSource {
             return Err(ConnectError::Topics { topics, reason });
         }
         let config = consumer_config(&brokers, &group, &properties)?;
-        let (consumer, flow) =
-            Consumer::connect(&config, std::env::var("SV_BATCH").ok().and_then(|n| n.parse().ok()).unwrap_or(BATCH_MAX)).map_err(|error| ConnectError::Client(error.into()))?;
+        let (consumer, flow) = Consumer::connect(&config, BATCH_MAX).map_err(client_refused)?;
         let waker = Waker::from(Arc::clone(consumer.bell()));
         let aide =
             Aide::start(Arc::clone(&consumer), waker.clone()).map_err(|error| ConnectError::Client(error.into()))?;
@@ -154,7 +153,7 @@ impl KafkaSource {
             deliveries: Deliveries::default(),
             commits: Commits::default(),
             questions: Questions::default(),
-            reported: Reported::default(),
+            reported: Reported::nothing(brokers_of(&config)),
             events: VecDeque::new(),
             failure: None,
             batch: Vec::new(),

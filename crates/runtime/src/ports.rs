@@ -177,6 +177,8 @@ pub enum SourceTrouble {
     Unreachable(String),
     /// The topic does not exist, or its name is not allowed.
     UnknownTopic(String),
+    /// A broker and the client do not accept who the other is: a wrong password, an unknown certificate.
+    Unauthenticated(String),
     /// The client may not do what it needs to.
     Denied(String),
     /// The partition stands still: the place to read from is gone from the log.
@@ -190,6 +192,7 @@ impl fmt::Display for SourceTrouble {
         match self {
             SourceTrouble::Unreachable(text) => write!(f, "no broker can be reached: {text}; still trying"),
             SourceTrouble::UnknownTopic(text) => write!(f, "unknown topic: {text}; create it, or correct the name"),
+            SourceTrouble::Unauthenticated(text) => write!(f, "not authenticated: {text}"),
             SourceTrouble::Denied(text) => write!(f, "not permitted: {text}; check the principal's ACLs"),
             SourceTrouble::OutOfRange(partition, text) => write!(f, "{partition} stands still: {text}"),
             SourceTrouble::Other(text) => f.write_str(text),

@@ -257,8 +257,11 @@ impl<B: Backend> Builder<B> {
     }
 }
 
+/// One processor is left to the client and the dispatcher, which are busy when workers are. Handlers that compute for long
+/// do so on the blocking threads, not on workers.
 fn thread_count() -> usize {
-    std::env::var("SV_WORKERS").ok().and_then(|n| n.parse().ok()).unwrap_or_else(||std::thread::available_parallelism().map_or(1, NonZeroUsize::get).saturating_sub(1).max(1))
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    (processors - 1).max(1)
 }
 
 /// A key that whoever chooses session keys does not know.

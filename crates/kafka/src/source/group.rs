@@ -165,6 +165,10 @@ impl KafkaSource {
             Meaning::Final(text) => self.fail(text),
             Meaning::Trouble(trouble) => self.report(trouble),
             Meaning::Connection(text) => self.reported.note_connection(text),
+            Meaning::Unauthenticated(text) => {
+                self.reported.note_connection(text.clone());
+                self.report(SourceTrouble::Unauthenticated(text));
+            }
             Meaning::OutOfRange(partition, wanted) => {
                 let asked = Errand::Extent(partition.clone(), wanted);
                 if !self.client.as_ref().is_some_and(|client| client.aide.send(asked)) {

@@ -1,5 +1,8 @@
 //! A member of a group as tests see it, and the topics that it reads.
 
+// Each test binary uses its part of this.
+#![allow(dead_code)]
+
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
@@ -11,7 +14,7 @@ use seriatim_kafka::config::Properties;
 use seriatim_kafka::source::{KafkaMessage, KafkaSource, SourceSettings, StartAt};
 use seriatim_runtime::message::Message;
 use seriatim_runtime::ports::{Commit, CommitMode, Granted, Records, Source, SourceEvent, SourceTrouble, Start};
-use seriatim_testkit::broker;
+use seriatim_testkit::broker::{self, Cluster};
 
 /// A join takes a heartbeat interval or two; the machine may be busy.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
@@ -209,9 +212,13 @@ pub(crate) fn for_a_while(member: &mut Member, time: Duration) {
 
 /// A topic and a group of the test's own.
 pub(crate) fn named(test: &str, partitions: u32) -> (String, String) {
+    named_at(broker::shared(), test, partitions)
+}
+
+pub(crate) fn named_at(cluster: &Cluster, test: &str, partitions: u32) -> (String, String) {
     let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
     let topic = format!("source-{test}-{nanos}");
-    broker::shared().create_topic(&topic, partitions, &[]).unwrap();
+    cluster.create_topic(&topic, partitions, &[]).unwrap();
     let group = format!("{topic}-group");
     (topic, group)
 }
