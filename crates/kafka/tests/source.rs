@@ -287,15 +287,91 @@ fn under_the_eager_protocol_all_is_given_back_and_given_anew() {
 
 /// Together they have seen each record once.
 fn check_shared(first: &Member, second: &Member, count: i64) {
+    check_from(0, first, second, count);
+}
+
+/// Together they have seen each record from this offset on once.
+fn check_from(begin: i64, first: &Member, second: &Member, end: i64) {
     for number in 0..4 {
         let seen = |member: &Member| member.seen.get(&number).cloned().unwrap_or_default();
         let all = [seen(first), seen(second)].concat();
         assert_eq!(
             all,
-            (0..count).collect::<Vec<_>>(),
+            (begin..end).collect::<Vec<_>>(),
             "no gap and no repetition in partition {number}"
         );
     }
+}
+
+#[test]
+fn a_static_member_that_comes_back_in_time_has_its_partitions_again_and_disturbs_nobody() {
+    let (topic, group) = named("static", 4);
+    produce(&topic, 0..4, 100);
+    let join = |name| join_as(name, &topic, &group);
+    let mut first = join("first");
+    until([&mut first], "all there is", |[first]| first.seen() == 400);
+    let mut second = join("second");
+    until([&mut first, &mut second], "a revocation", |[first, _]| {
+        !first.revoked.is_empty()
+    });
+    first.hand_over();
+    produce(&topic, 0..4, 50);
+    until([&mut first, &mut second], "600 in all", |[first, second]| {
+        first.seen() + second.seen() == 600
+    });
+    assert_eq!((first.owned().len(), second.owned().len()), (2, 2));
+
+    // Each in its turn, so also the one that deals out the partitions.
+    second = restart_beside(&mut first, second, || join("second"));
+    first = restart_beside(&mut second, first, || join("first"));
+
+    produce(&topic, 0..4, 50);
+    until([&mut first, &mut second], "the new records", |[first, second]| {
+        first.seen() + second.seen() == 200
+    });
+    check_from(150, &first, &second, 200);
+}
+
+fn join_as(name: &str, topic: &str, group: &str) -> Member {
+    let name = format!("group.instance.id={name}");
+    Member::join(brokers(), topic, group, &["session.timeout.ms=30000", &name])
+}
+
+/// Commits, ends and starts a static member, which must have its partitions again, and the other one notice nothing.
+fn restart_beside(other: &mut Member, mut member: Member, join: impl Fn() -> Member) -> Member {
+    let owned = member.owned();
+    let commits: Vec<_> = owned.iter().map(|number| member.commit_of(*number, "")).collect();
+    member.source.commit(&commits, CommitMode::Wait).unwrap();
+    member.source.close();
+
+    let (before, offers) = (other.owned(), other.offered.len());
+    let mut again = join();
+    until([&mut again, other], "its partitions", |[again, _]| {
+        again.owned() == owned
+    });
+    // A rebalance would reach it with a heartbeat or two.
+    for_a_while(other, Duration::from_secs(2));
+    assert_eq!((other.owned(), other.offered.len()), (before, offers));
+    assert_eq!((other.revoked.len(), other.lost.len()), (0, 0));
+    again
+}
+
+#[test]
+fn a_static_member_whose_name_another_takes_ends_and_says_so() {
+    let (topic, group) = named("fenced", 1);
+    let mut member = join_as("one", &topic, &group);
+    until([&mut member], "its partition", |[member]| member.owned() == [0]);
+    let mut usurper = join_as("one", &topic, &group);
+    let deadline = Instant::now() + SOON;
+    let end = loop {
+        assert!(Instant::now() < deadline, "it goes on");
+        usurper.poll();
+        if let Err(end) = member.source.poll(Duration::from_millis(10), None) {
+            break end.to_string();
+        }
+    };
+    assert!(end.contains("group.instance.id"), "{end}");
+    until([&mut usurper], "the partition", |[usurper]| usurper.owned() == [0]);
 }
 
 #[test]
