@@ -187,7 +187,7 @@ impl Args {
 
 fn read_error(error: ReadError) -> anyhow::Error {
     match error {
-        ReadError::Config(error) => Exit::BadConfiguration.error(error.to_string()),
+        ReadError::Config(error) => Exit::BadConfiguration.caused(error.into()),
         ReadError::Unreachable { .. } => Exit::Unreachable.error(error.to_string()),
         other => other.into(),
     }

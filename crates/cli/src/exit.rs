@@ -52,6 +52,11 @@ impl Exit {
         ExitError { exit: self, message }.into()
     }
 
+    /// An error that ends the command with this code, and says what was wrong and why.
+    pub fn caused(self, error: Box<dyn std::error::Error + Send + Sync>) -> anyhow::Error {
+        self.error(format!("{:#}", anyhow::Error::from_boxed(error)))
+    }
+
     /// Tells `error` on standard error, and returns its code.
     pub fn of_error(error: anyhow::Error) -> Exit {
         eprintln!("error: {error:#}");

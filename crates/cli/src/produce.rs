@@ -92,7 +92,7 @@ impl Args {
         let mut signals = Signals::listen()?;
         let properties = self.connection.properties()?;
         let producer = SessionProducer::connect(self.connection.brokers(), &properties)
-            .map_err(|error| Exit::BadConfiguration.error(error.to_string()))?;
+            .map_err(|error| Exit::BadConfiguration.caused(error.into()))?;
         let began = Instant::now();
         let failures = Failures::default();
         let written = Arc::new(Written::default());

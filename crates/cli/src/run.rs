@@ -257,7 +257,7 @@ fn tell_progress(told: Stats, now: Stats) -> Stats {
 fn start_error(error: Error) -> anyhow::Error {
     match error {
         Error::Build(error) => Exit::Usage.error(error.to_string()),
-        Error::Backend(error) => Exit::BadConfiguration.error(error.to_string()),
+        Error::Backend(error) => Exit::BadConfiguration.caused(error),
         other => other.into(),
     }
 }

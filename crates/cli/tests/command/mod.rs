@@ -99,9 +99,15 @@ impl Running {
 
     /// Starts `seriatim ARGS`.
     pub(crate) fn start_alone(args: &[&str]) -> Self {
+        Self::start_in(&[], args)
+    }
+
+    /// Starts `seriatim ARGS` with these variables in its environment.
+    pub(crate) fn start_in(variables: &[(&str, &str)], args: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_seriatim"))
             .args(args)
             .env_remove("RUST_LOG")
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
