@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use seriatim_kafka::config::Properties;
 use seriatim_kafka::reader::{LogReader, ReadError};
+use tokio::task::spawn_blocking;
 
 /// How long a broker may take to answer: more than an overloaded one needs, less than a person waits for a word.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -41,12 +42,22 @@ impl Reach {
 
     /// Asks until a broker answers. False when none has for too long.
     async fn regained(&self) -> bool {
+        let mut reader = None;
+        let regained = self.ask_on(&mut reader).await;
+        // The end of a client may take a moment.
+        spawn_blocking(move || drop(reader));
+        regained
+    }
+
+    /// Asks by one client, which connects at lengthening intervals: some servers count failed logins.
+    async fn ask_on(&self, reader: &mut Option<LogReader>) -> bool {
         let since = Instant::now();
         let mut said: Option<Instant> = None;
         loop {
             let patience = self.give_up_after.map(|limit| limit.saturating_sub(since.elapsed()));
             let asked = Instant::now();
-            match self.ask(ANSWER_TIMEOUT.min(patience.unwrap_or(ANSWER_TIMEOUT))).await {
+            let within = ANSWER_TIMEOUT.min(patience.unwrap_or(ANSWER_TIMEOUT));
+            match self.ask(reader, within).await {
                 Ok(()) => {
                     if said.is_some() {
                         tracing::info!(after = ?since.elapsed(), "a broker answers");
@@ -69,13 +80,28 @@ impl Reach {
         }
     }
 
-    async fn ask(&self, within: Duration) -> Result<(), String> {
+    async fn ask(&self, reader: &mut Option<LogReader>, within: Duration) -> Result<(), String> {
         let (brokers, properties, topic) = (self.brokers.clone(), self.properties.clone(), self.topic.clone());
-        let ask = move || LogReader::connect(&brokers, None, &properties)?.reach(&topic, within);
-        match tokio::task::spawn_blocking(ask).await {
-            Ok(Err(ReadError::Unreachable { reason })) => Err(reason),
-            Ok(answer) => answer.map_err(|error| error.to_string()),
-            Err(_) => Err("the question was broken off".to_owned()),
-        }
+        let former = reader.take();
+        let ask = move || {
+            let reader = match former {
+                Some(reader) => reader,
+                None => LogReader::connect(&brokers, None, &properties)?,
+            };
+            let answer = reader.reach(&topic, within);
+            Ok((reader, answer))
+        };
+        let answer = match spawn_blocking(ask).await {
+            Ok(Ok((asked, answer))) => {
+                *reader = Some(asked);
+                answer
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => return Err("the question was broken off".to_owned()),
+        };
+        answer.map_err(|error: ReadError| match error {
+            ReadError::Unreachable { reason } => reason,
+            other => other.to_string(),
+        })
     }
 }
