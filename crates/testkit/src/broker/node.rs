@@ -8,7 +8,8 @@ use std::thread::sleep;
 use std::time::Instant;
 
 use super::keeper::Keeper;
-use super::{BrokerError, BrokerOptions, NodePorts, POLL_INTERVAL, READY_TIMEOUT, class_path, java, wire};
+use super::ports::NodePorts;
+use super::{BrokerError, BrokerOptions, POLL_INTERVAL, READY_TIMEOUT, class_path, java, wire};
 
 /// One node of a [`Broker`](super::Broker): a JVM that can be killed, restarted, frozen and thawed.
 #[derive(Debug)]
