@@ -1,10 +1,12 @@
 //! Commits under way, and what their answers mean.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use seriatim_engine::record::PartitionId;
+use seriatim_runtime::clock;
 use seriatim_runtime::ports::{Commit, CommitError};
 
 use crate::native::client::list_of;
@@ -17,12 +19,20 @@ const IN_FLIGHT_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Commits {
     tokens: usize,
-    in_flight: HashMap<usize, Vec<(PartitionId, Commit)>>,
+    in_flight: HashMap<usize, Sent>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    at: Instant,
+    commits: Vec<(PartitionId, Commit)>,
 }
 
 /// What a commit's answer says, part by part: a broker may take some of its partitions and refuse others.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Answer {
+    /// When the commit was sent, on the clock of leases.
+    pub(crate) sent_at: Instant,
     pub(crate) accepted: Vec<Commit>,
     pub(crate) refused: Vec<Refusal>,
 }
@@ -74,7 +84,11 @@ impl Commits {
         }
         self.tokens += 1;
         let list = list(&commits);
-        self.in_flight.insert(self.tokens, commits);
+        let sent = Sent {
+            at: clock::now(),
+            commits,
+        };
+        self.in_flight.insert(self.tokens, sent);
         Ok((self.tokens, list))
     }
 
@@ -90,8 +104,13 @@ impl Commits {
         answers: Vec<(PartitionId, Result<(), RDKafkaErrorCode>)>,
     ) -> Option<Answer> {
         let mut answers: HashMap<PartitionId, Result<(), RDKafkaErrorCode>> = answers.into_iter().collect();
-        let mut answer = Answer::default();
-        for (partition, commit) in self.in_flight.remove(&token)? {
+        let sent = self.in_flight.remove(&token)?;
+        let mut answer = Answer {
+            sent_at: sent.at,
+            accepted: Vec::new(),
+            refused: Vec::new(),
+        };
+        for (partition, commit) in sent.commits {
             // A partition that is missing from the answer was not committed.
             match answers.remove(&partition).unwrap_or(Err(RDKafkaErrorCode::NoOffset)) {
                 Ok(()) => answer.accepted.push(commit),

@@ -18,6 +18,7 @@ mod native;
 mod delivery;
 mod rebalance;
 mod commit;
+mod lease;
 mod trouble;
 pub mod source;
 

@@ -17,14 +17,16 @@ use rdkafka::topic_partition_list::Offset as Place;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
 use seriatim_engine::record::PartitionId;
+use seriatim_runtime::clock;
 use seriatim_runtime::message::Message;
-use seriatim_runtime::ports::{Commit, CommitError, CommitMode, Records, Run, Source, SourceError, SourceEvent, Start};
+use seriatim_runtime::ports::{Commit, CommitError, CommitMode, LeaseTerm, Records, Run, Source, SourceError, SourceEvent, Start};
 
 use self::aide::Aide;
 use self::group::Questions;
 use crate::commit::{self, Answer, Commits};
 use crate::config::{ConfigError, Properties, brokers_of, client_refused, consumer_config};
 use crate::delivery::Deliveries;
+use crate::lease::Standing;
 use crate::native::client::{Consumer, Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
 pub use crate::native::message::KafkaMessage;
@@ -102,6 +104,7 @@ pub struct KafkaSource {
     holdings: Holdings,
     deliveries: Deliveries<KafkaMessage>,
     commits: Commits,
+    standing: Standing,
     questions: Questions,
     reported: Reported,
     /// What the dispatcher has not been told yet. As long as the group's changes are quick: an entry or two of each.
@@ -152,6 +155,7 @@ impl KafkaSource {
             holdings: Holdings::default(),
             deliveries: Deliveries::default(),
             commits: Commits::default(),
+            standing: Standing::new(&config),
             questions: Questions::default(),
             reported: Reported::nothing(brokers_of(&config)),
             events: VecDeque::new(),
@@ -242,7 +246,10 @@ impl KafkaSource {
                 });
             };
             match answer.error() {
-                None => return Ok(()),
+                None => {
+                    self.standing.committed(answer.sent_at);
+                    return Ok(());
+                }
                 Some(error) if !answer.awaits_rebalance() || deadline <= Instant::now() => return Err(error),
                 Some(_) => self.hear_answer(token, Instant::now() + COMMIT_AGAIN_AFTER),
             };
@@ -340,6 +347,7 @@ impl Source for KafkaSource {
         wait: Duration,
         records: Option<&mut Records<KafkaMessage>>,
     ) -> Result<Option<SourceEvent>, SourceError> {
+        self.standing.polled(clock::now());
         self.listen();
         if self.failure.is_none() && self.events.is_empty() {
             if self.deliver(wait, records) {
@@ -400,6 +408,10 @@ impl Source for KafkaSource {
             }
         }
         self.answer_revocation();
+    }
+
+    fn lease(&self) -> Option<LeaseTerm> {
+        Some(self.standing.term())
     }
 
     fn close(&mut self) {

@@ -17,7 +17,8 @@ use seriatim_engine::route::Router;
 
 use self::intake::Tail;
 use self::ownership::{Drain, Owned, Phase};
-use crate::mail::{FromWorker, Link, Settled};
+use crate::lease::Lease;
+use crate::mail::{FromWorker, Link, Settled, ToWorker};
 use crate::ports::{Event, Observer, Records, Source, SourceError, SourceEvent};
 use crate::session_by::{MissingSession, SessionBy, SessionKeyError};
 
@@ -72,6 +73,9 @@ pub struct Dispatcher<S: Source> {
     /// Partitions whose intake is held: few, and looked at in each step.
     held: Vec<AssignmentEpoch>,
     drains: Vec<Drain>,
+    lease: Arc<Lease>,
+    /// Whether it held when last looked at.
+    lease_held: bool,
     commit_in_flight: bool,
     /// How long the broker lets a commit's metadata be, as far as its refusals have taught.
     metadata_len_max: usize,
@@ -138,6 +142,7 @@ impl<S: Source> Dispatcher<S> {
         config: DispatcherConfig,
         links: Vec<Link>,
         observer: Arc<dyn Observer>,
+        lease: Arc<Lease>,
         stop: Arc<Stop>,
     ) -> Self {
         let workers = links
@@ -161,6 +166,8 @@ impl<S: Source> Dispatcher<S> {
             flow: Flow::Flowing,
             held: Vec::new(),
             drains: Vec::new(),
+            lease,
+            lease_held: true,
             commit_in_flight: false,
             metadata_len_max: METADATA_LEN_MAX,
             committed_at: None,
@@ -195,7 +202,25 @@ impl<S: Source> Dispatcher<S> {
         self.look_for_stuck(now);
         self.adjust_flow();
         self.receive(now)?;
+        self.pass_lease_on(now);
         Ok(Progressed::On)
+    }
+
+    /// `now` is from before the wait for the source, so a lease that ended meanwhile is seen to have in the next step.
+    /// Workers look at their own clock.
+    fn pass_lease_on(&mut self, now: Instant) {
+        let term = self.source.lease();
+        self.lease.set_end(term.map(|term| term.ends));
+        let holds = self.lease.holds(now);
+        if holds && self.lease.take_paused() {
+            for tail in &self.workers {
+                tail.link.inbox.put(ToWorker::Renewed);
+            }
+        }
+        if holds != self.lease_held && self.owned.iter().next().is_some() {
+            self.lease_held = holds;
+            self.observer.observe(if holds { Event::LeaseRenewed } else { Event::LeaseEnded });
+        }
     }
 
     /// Why it stopped, if not because it was asked to.

@@ -15,16 +15,18 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use crate::clock;
 use crate::context::Context;
 use crate::dispatcher::{Dispatcher, DispatcherConfig, Progressed, RunError, Stop};
 use crate::failure::Failure;
+use crate::lease::Lease;
 use crate::letter::Letters;
 pub use crate::letter::WallClock;
 pub use crate::mail::WorkerCounters;
 use crate::mail::{FromWorker, Link, ToWorker};
 use crate::ports::{DeadLetters, Handler, Observer, Source};
 use crate::record::Record;
-use crate::worker::{Next, Worker, WorkerConfig};
+use crate::worker::{Beats, Next, Worker, WorkerConfig};
 
 /// How a consumer runs.
 #[derive(Clone, Debug)]
@@ -118,11 +120,16 @@ where
     F: Future<Output = Result<(), Failure>>,
 {
     let links: Vec<Link> = (0..config.workers).map(|_| Link::new()).collect();
+    let lease = Arc::new(Lease::new(clock.instant));
     let session_by = Arc::new(config.dispatcher.session_by.clone());
     let workers = links.iter().map(|link| {
         let letters = Letters::new(Arc::clone(&dead_letters), Arc::clone(&session_by), clock);
         let observer = Arc::clone(&observer);
-        Worker::new(call.clone(), config.worker.clone(), link.clone(), letters, observer)
+        let beats = Beats {
+            lease: Arc::clone(&lease),
+            look: None,
+        };
+        Worker::new(call.clone(), config.worker.clone(), link.clone(), letters, observer, beats)
     });
     let workers = workers.collect();
     let stop = Arc::new(Stop::default());
@@ -131,7 +138,7 @@ where
             stop: Arc::clone(&stop),
             waker: waker.clone(),
         },
-        dispatcher: Dispatcher::new(source, waker, config.dispatcher, links, observer, stop),
+        dispatcher: Dispatcher::new(source, waker, config.dispatcher, links, observer, lease, stop),
         workers,
     }
 }
@@ -156,10 +163,11 @@ where
     let (connected_tx, connected) = mpsc::sync_channel(1);
     let (ended_tx, ended) = oneshot::channel();
     let ending = Ending::new(ended_tx);
+    let lease = Arc::new(Lease::new(clock::now()));
 
     {
         let (links, observer, stop, ending) = (links.clone(), observer.clone(), Arc::clone(&stop), ending.clone());
-        let config = config.dispatcher.clone();
+        let (config, lease) = (config.dispatcher.clone(), Arc::clone(&lease));
         spawn("seriatim-dispatcher".into(), move || {
             let (source, waker) = match connect() {
                 Ok(connected) => connected,
@@ -167,7 +175,7 @@ where
             };
             let _ = connected_tx.send(Ok(waker.clone()));
             let workers = links.clone();
-            let dispatcher = Dispatcher::new(source, waker, config, links, observer, stop);
+            let dispatcher = Dispatcher::new(source, waker, config, links, observer, lease, stop);
             ending.with(catch_unwind(AssertUnwindSafe(|| dispatch(dispatcher))));
             for worker in workers {
                 worker.inbox.put(ToWorker::Stop);
@@ -185,10 +193,14 @@ where
         let letters = Letters::new(Arc::clone(&dead_letters), Arc::clone(&session_by), clock);
         let (handler, observer, config) = (Arc::clone(&handler), observer.clone(), config.worker.clone());
         let (ending, outbox) = (ending.clone(), link.outbox.clone());
+        let beats = Beats {
+            lease: Arc::clone(&lease),
+            look: Some(clock::now),
+        };
         spawn(format!("seriatim-worker-{index}"), move || {
             let call = |record, cx| handler.handle(record, cx);
             let worked = catch_unwind(AssertUnwindSafe(|| {
-                work(Worker::new(call, config, link, letters, observer))
+                work(Worker::new(call, config, link, letters, observer, beats))
             }));
             if let Err(panic) = worked {
                 ending.with(Err(panic));
@@ -232,7 +244,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) {
 /// The dispatcher's loop.
 fn dispatch<S: Source>(mut dispatcher: Dispatcher<S>) -> Result<(), RunError> {
     loop {
-        match dispatcher.step(Instant::now())? {
+        match dispatcher.step(clock::now())? {
             Progressed::On => {}
             Progressed::Stopped => return dispatcher.take_failure().map_or(Ok(()), Err),
         }
@@ -255,7 +267,7 @@ where
     let turns = async {
         let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
         poll_fn(|cx| {
-            let began = Instant::now();
+            let began = clock::now();
             let mut now = began;
             loop {
                 let due = match worker.step(now) {
@@ -269,7 +281,7 @@ where
                         Poll::Ready(()) => {}
                     }
                 }
-                now = Instant::now();
+                now = clock::now();
                 if now - began >= TURN {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -302,6 +314,6 @@ fn wait(
         cx.waker().wake_by_ref();
         return Poll::Pending;
     }
-    timer.as_mut().reset((due - TICK).into());
+    timer.as_mut().reset(tokio::time::Instant::now() + (left - TICK));
     timer.poll(cx)
 }

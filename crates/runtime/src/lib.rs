@@ -9,10 +9,12 @@ pub mod record;
 pub mod session_by;
 pub mod failure;
 pub mod context;
+pub mod clock;
 pub mod ports;
 pub mod backend;
 
 pub mod dispatcher;
+mod lease;
 mod mailbox;
 mod mail;
 pub mod worker;

@@ -20,6 +20,8 @@ pub(crate) enum ToWorker {
     Cancel(AssignmentEpoch),
     /// The partition has left; no batch behind this holds a record of it.
     Closed(AssignmentEpoch),
+    /// What was paused because the lease had ended may go on.
+    Renewed,
     /// There is nothing more to do.
     Stop,
 }

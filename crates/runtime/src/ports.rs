@@ -9,7 +9,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use seriatim_engine::ack_map::AckMapError;
 use seriatim_engine::assignment::AssignmentEpoch;
@@ -59,8 +59,23 @@ pub trait Source {
     /// delivered.
     fn relinquish(&mut self, epochs: &[AssignmentEpoch]);
 
+    /// Until when everything that it has assigned is certainly this member's, on the clock of [`crate::clock`]. Nothing is
+    /// started later, whatever has not been heard yet. `None`: there is no such limit.
+    fn lease(&self) -> Option<LeaseTerm> {
+        None
+    }
+
     /// Leaves the group, so that others take over at once. All partitions have been relinquished before.
     fn close(&mut self);
+}
+
+/// See [`Source::lease`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseTerm {
+    /// From here on a commit is made, changed or not, since its answer renews the lease.
+    pub renew_from: Instant,
+    /// Nothing is started from here on.
+    pub ends: Instant,
 }
 
 /// Records of one poll: messages in order, cut into runs of one partition each.
@@ -307,6 +322,11 @@ pub enum Event<'a> {
     Released(&'a PartitionId),
     /// Ownership was lost without a drain.
     Lost(&'a PartitionId),
+    /// The group has not answered for as long as it waits for its members: nothing is started any more, since the
+    /// partitions may be another's.
+    LeaseEnded,
+    /// It has answered, and they are not: work goes on.
+    LeaseRenewed,
     /// Intake of the partition was held or resumed.
     FlowChanged(&'a PartitionId, Flow),
     /// A commit was acknowledged.

@@ -16,6 +16,7 @@ use seriatim_engine::retry::Retry;
 
 use crate::context::Context;
 use crate::failure::{Failure, FailureClass};
+use crate::lease::Lease;
 use crate::letter::Letters;
 use crate::mail::{Batch, Entry, FromWorker, Link, Settled, ToWorker};
 use crate::pins::{Pin, Pins};
@@ -38,6 +39,9 @@ pub struct WorkerConfig {
 
 /// Records started in one step: short enough to look at timers and finished handlers often, long enough to cost nothing.
 const STARTS_PER_STEP: usize = 256;
+
+/// Records started between two looks at the clock: a process may be frozen anywhere, and go on after its lease has ended.
+const STARTS_PER_LOOK: usize = 16;
 
 /// How often a cancelled attempt that something still holds on to is looked at.
 const ABANDONED_RECHECK: Duration = Duration::from_millis(10);
@@ -70,6 +74,13 @@ pub enum Next {
     Stopped,
 }
 
+/// Whether a worker may start anything.
+pub(crate) struct Beats {
+    pub(crate) lease: Arc<Lease>,
+    /// The clock; `None` where time stands still during a step.
+    pub(crate) look: Option<fn() -> Instant>,
+}
+
 /// The state machine. `C` calls the handler, `F` is what the handler returns.
 pub struct Worker<C, F> {
     call: C,
@@ -78,6 +89,7 @@ pub struct Worker<C, F> {
     lanes: Lanes<Work>,
     slots: Slots<F>,
     letters: Letters,
+    beats: Beats,
     observer: Arc<dyn Observer>,
     checker: Option<OrderChecker>,
     /// Mail in order, without what was acted on ahead of it.
@@ -123,6 +135,7 @@ where
         link: Link,
         letters: Letters,
         observer: Arc<dyn Observer>,
+        beats: Beats,
     ) -> Self {
         Self {
             call,
@@ -130,6 +143,7 @@ where
             lanes: Lanes::new(config.retry),
             slots: Slots::new(),
             letters,
+            beats,
             observer,
             checker: config.check.then(OrderChecker::new),
             mail: VecDeque::new(),
@@ -154,16 +168,38 @@ where
         self.cancel_overdue(now);
         self.recheck_abandoned(now);
         let mut starts = STARTS_PER_STEP;
-        self.start_ready(&mut starts, now);
-        self.admit(&mut starts, now);
+        let may_start = self.start(&mut starts, now);
         self.report();
         if self.stopped {
             Next::Stopped
+        } else if !may_start {
+            // Woken when the lease is renewed.
+            Next::At(self.next_check(now))
         } else if starts == 0 || (self.lanes.has_ready() && self.slots.held() < self.config.in_flight_max) {
             Next::Now
         } else {
             Next::At(self.next_due(now))
         }
+    }
+
+    /// Starts what may start, as long as the lease holds; whether it does.
+    fn start(&mut self, starts: &mut usize, now: Instant) -> bool {
+        let mut looked = now;
+        while *starts > 0 {
+            if !self.beats.lease.holds(looked) && !self.beats.lease.pause(looked) {
+                return false;
+            }
+            let mut burst = STARTS_PER_LOOK.min(*starts);
+            *starts -= burst;
+            self.start_ready(&mut burst, now);
+            self.admit(&mut burst, now);
+            *starts += burst;
+            if burst > 0 {
+                break;
+            }
+            looked = self.beats.look.map_or(now, |look| look());
+        }
+        true
     }
 
     /// Asks that `waker` be woken by mail or by a handler. Returns whether there is something to do already.
@@ -184,6 +220,7 @@ where
                 ToWorker::Revoke(epoch) => self.revoke(epoch),
                 ToWorker::Cancel(epoch) => self.cancel_epoch(epoch, now),
                 ToWorker::Stop => self.stopped = true,
+                ToWorker::Renewed => {}
                 other => self.mail.push_back(other),
             }
         }
@@ -468,7 +505,7 @@ where
                     });
                 }
                 Some(ToWorker::Closed(epoch)) => self.close(epoch),
-                Some(ToWorker::Revoke(_) | ToWorker::Cancel(_) | ToWorker::Stop) => {
+                Some(ToWorker::Revoke(_) | ToWorker::Cancel(_) | ToWorker::Renewed | ToWorker::Stop) => {
                     unreachable!("acted on when taken")
                 }
                 None => return,
@@ -637,9 +674,14 @@ where
         } else {
             None
         };
+        [retry, self.next_check(now)].into_iter().flatten().min()
+    }
+
+    /// When what runs is to be looked at next.
+    fn next_check(&self, now: Instant) -> Option<Instant> {
         let overdue = self.overdue_from.filter(|_| self.slots.held() > 0);
         let recheck = (!self.abandoned.is_empty()).then(|| now + ABANDONED_RECHECK);
-        [retry, overdue, recheck].into_iter().flatten().min()
+        [overdue, recheck].into_iter().flatten().min()
     }
 }
 

@@ -73,6 +73,13 @@ struct State {
     waits: bool,
     batch_max: usize,
     dropped_member_expires: bool,
+    sessions: Option<Sessions>,
+}
+
+/// How long a group waits for a word of its members.
+struct Sessions {
+    timeout: Duration,
+    clock: Arc<dyn Fn() -> Instant + Send + Sync>,
 }
 
 impl Default for State {
@@ -85,6 +92,7 @@ impl Default for State {
             // As many as Java's consumer returns at a time.
             batch_max: 500,
             dropped_member_expires: true,
+            sessions: None,
         }
     }
 }
@@ -181,7 +189,8 @@ impl Log {
             let id = MemberId(state.next_member);
             state.next_member += 1;
             let topics = topics.iter().map(|topic| Arc::from(*topic)).collect();
-            state.group(group).join(id, topics);
+            let now = state.now();
+            state.group(group).join(id, topics, now);
             state.rebalance(group);
             id
         };
@@ -250,6 +259,25 @@ impl Log {
     /// How a group's rebalances go from now on; cooperative unless told otherwise.
     pub fn set_protocol(&self, group: &str, protocol: Protocol) {
         self.lock().group(group).protocol = protocol;
+    }
+
+    /// Gives members a lease: they start nothing once the group may have waited `timeout` for a word of them, on this clock.
+    /// Whoever [expires](Self::expire) a member keeps to that time.
+    pub fn set_session_timeout(&self, timeout: Duration, clock: impl Fn() -> Instant + Send + Sync + 'static) {
+        let clock = Arc::new(clock);
+        self.lock().sessions = Some(Sessions { timeout, clock });
+    }
+
+    /// Puts the coordinator out of a member's reach, until it [notices](Self::notice_expiry) that it has expired, or
+    /// [reaches](Self::reconnect) it again. Its commits fail.
+    pub fn cut_off(&self, group: &str, member: MemberId) {
+        self.lock().group(group).set_cut_off(member, true);
+    }
+
+    /// Lets a member reach its coordinator again.
+    pub fn reconnect(&self, group: &str, member: MemberId) {
+        self.lock().group(group).set_cut_off(member, false);
+        self.shared.note_change();
     }
 
     /// How many records a poll returns at most.

@@ -113,6 +113,7 @@ struct Sim {
     rng: Rng,
     sessions: u64,
     partitions: i32,
+    session_timeout: Duration,
     produced: u64,
     crashed: Vec<MemberId>,
     /// What ends a fault, and when.
@@ -124,6 +125,7 @@ enum Ending {
     Resume(u32),
     Notice(u32),
     Expire(u32),
+    Reconnect(u32),
     ReleaseCommits,
     LettersUp,
 }
@@ -134,6 +136,8 @@ impl Sim {
         world.log.topic(TOPIC, plan.partitions);
         world.log.set_batch_max(plan.batch_max);
         world.log.set_protocol(GROUP, plan.protocol);
+        let clock = world.clock.clone();
+        world.log.set_session_timeout(plan.session_timeout, move || clock.instant());
         for _ in 0..plan.instances {
             world.join();
         }
@@ -142,6 +146,7 @@ impl Sim {
             rng: Rng::of(&[seed, 3]),
             sessions: plan.sessions,
             partitions: plan.partitions,
+            session_timeout: plan.session_timeout,
             produced: 0,
             crashed: Vec::new(),
             endings: Vec::new(),
@@ -162,20 +167,28 @@ impl Sim {
             Deed::Leave => self.on_one(|sim, number| sim.world.stop(number)),
             Deed::Crash => self.on_one(|sim, number| sim.crashed.extend(sim.world.crash(number))),
             Deed::ExpireCrashed => self.expire_crashed(),
-            Deed::Freeze(lasts) => self.on_one(|sim, number| {
+            Deed::Freeze(lasts) => self.on_one_heard(|sim, number| {
                 sim.world.pause(number);
                 sim.endings.push((now + lasts, Ending::Resume(number)));
             }),
-            Deed::Zombie(lasts) => self.on_one(|sim, number| {
+            Deed::Zombie(lasts) => self.on_one_heard(|sim, number| {
                 sim.world.pause(number);
-                let late = sim.rng.millis(0..30);
-                sim.endings.push((now + lasts / 2, Ending::Expire(number)));
-                sim.endings.push((now + lasts, Ending::Resume(number)));
-                sim.endings.push((now + lasts + late, Ending::Notice(number)));
+                sim.world.cut_off(number);
+                let (expires, late) = (now + sim.session_timeout, sim.rng.millis(0..30));
+                sim.endings.push((expires, Ending::Expire(number)));
+                sim.endings.push((expires + lasts, Ending::Resume(number)));
+                sim.endings.push((expires + lasts + late, Ending::Notice(number)));
             }),
-            Deed::CutOff(lasts) => self.on_one(|sim, number| {
-                sim.world.expire(number);
-                sim.endings.push((now + lasts, Ending::Notice(number)));
+            Deed::CutOff(lasts) => self.on_one_heard(|sim, number| {
+                sim.world.cut_off(number);
+                if sim.rng.percent(30) {
+                    // For a moment only.
+                    sim.endings.push((now + lasts.min(sim.session_timeout), Ending::Reconnect(number)));
+                    return;
+                }
+                let expires = now + sim.session_timeout;
+                sim.endings.push((expires, Ending::Expire(number)));
+                sim.endings.push((expires + lasts, Ending::Notice(number)));
             }),
             Deed::HoldCommits(lasts) => {
                 self.world.log.hold_commits(GROUP);
@@ -210,6 +223,7 @@ impl Sim {
             Ending::Resume(number) => self.world.resume(number),
             Ending::Notice(number) => self.world.notice_expiry(number),
             Ending::Expire(number) => self.world.expire(number),
+            Ending::Reconnect(number) => self.world.reconnect(number),
             Ending::ReleaseCommits => self.world.log.release_commits(GROUP),
             Ending::LettersUp => self.world.weather.set_down(false),
         }
@@ -229,9 +243,18 @@ impl Sim {
         self.world.log.append_record(TOPIC, record);
     }
 
-    /// Does something to an instance that nothing is being done to.
+    /// Does something to an instance that hears its coordinator.
+    fn on_one_heard(&mut self, act: impl FnOnce(&mut Self, u32)) {
+        self.on_one_where(|instance| !instance.paused && !instance.unheard, act);
+    }
+
+    /// Does something to an instance that does not stand still.
     fn on_one(&mut self, act: impl FnOnce(&mut Self, u32)) {
-        let sound = self.world.instances.values().filter(|instance| !instance.paused);
+        self.on_one_where(|instance| !instance.paused, act);
+    }
+
+    fn on_one_where(&mut self, fit: impl Fn(&Instance) -> bool, act: impl FnOnce(&mut Self, u32)) {
+        let sound = self.world.instances.values().filter(|instance| fit(instance));
         let numbers: Vec<u32> = sound.map(|instance| instance.number).collect();
         if !numbers.is_empty() {
             let number = *self.rng.pick(&numbers);
@@ -257,7 +280,11 @@ impl Sim {
         let mut endings = std::mem::take(&mut self.endings);
         endings.sort_by_key(|(at, _)| *at);
         for (_, ending) in endings {
-            self.end(ending);
+            self.end(match ending {
+                // Not before its time: it is heard again.
+                Ending::Expire(number) => Ending::Reconnect(number),
+                other => other,
+            });
         }
         self.expire_crashed();
         self.world.join();

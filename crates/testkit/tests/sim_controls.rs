@@ -51,6 +51,7 @@ controls! {
     giving_back_without_a_drain: HideRevoke => ["P2"];
     starting_what_was_given_back: HideRevoke => ["P7"];
     starting_what_was_lost: HideLoss => ["P7"];
+    starting_without_a_word_of_the_group: IgnoreLease => ["P7"];
     dropping_a_record_at_a_gap: DropAtGap => ["P3"];
     reading_offset_0_as_none: SkipOffsetZero => ["P3"];
     delivering_two_records_in_the_wrong_order: Reorder => ["P1"];

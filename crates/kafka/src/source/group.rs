@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use seriatim_engine::record::PartitionId;
+use seriatim_runtime::clock;
 use seriatim_runtime::ports::{SourceEvent, SourceTrouble};
 
 use super::aide::{Errand, Finding};
@@ -54,6 +55,7 @@ impl Questions {
 impl KafkaSource {
     /// Hears what there is to hear, and asks what is due.
     pub(super) fn listen(&mut self) {
+        let began = clock::now();
         while let Some(event) = self
             .client
             .as_ref()
@@ -61,6 +63,7 @@ impl KafkaSource {
         {
             self.take_event(event);
         }
+        self.standing.heard_all(began);
         while let Some(finding) = self.client.as_ref().and_then(|client| client.aide.finding()) {
             self.take_finding(finding);
         }
@@ -90,6 +93,7 @@ impl KafkaSource {
 
     /// The group is answered at once, with nothing: what was given is consumed when it is started.
     fn assigned(&mut self, partitions: &[PartitionId]) {
+        self.standing.assigned();
         let Some(ClientParts { consumer, .. }) = &self.client else {
             return;
         };
@@ -149,6 +153,9 @@ impl KafkaSource {
 
     fn committed(&mut self, answer: Answer) {
         let error = answer.error();
+        if error.is_none() {
+            self.standing.committed(answer.sent_at);
+        }
         let mut accepted = answer.accepted;
         accepted.retain(|commit| self.holdings.partition(commit.epoch).is_some());
         // Each commit is answered, and what was accepted of it counts.

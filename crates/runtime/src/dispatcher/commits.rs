@@ -57,9 +57,13 @@ impl<S: Source> Dispatcher<S> {
             return;
         }
         self.committed_at = Some(now);
+        // One commit is answer enough.
+        let mut renews = self.source.lease().is_some_and(|term| term.renew_from <= now);
         let mut due = Vec::new();
         for (epoch, owned) in self.owned.iter_mut() {
-            let stale = now.saturating_duration_since(owned.acknowledged_at) >= RECOMMIT_INTERVAL;
+            let renews_this = renews && !owned.is_draining() && owned.mark().is_some();
+            renews &= !renews_this;
+            let stale = renews_this || now.saturating_duration_since(owned.acknowledged_at) >= RECOMMIT_INTERVAL;
             if stale {
                 owned.acknowledged = None;
             }

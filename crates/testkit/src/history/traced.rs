@@ -12,7 +12,7 @@ use seriatim_engine::record::{Offset, PartitionId, RecordId};
 use seriatim_runtime::context::Context;
 use seriatim_runtime::failure::{Failure, FailureClass};
 use seriatim_runtime::ports::{
-    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Event, Granted, Handler, Observer,
+    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Event, Granted, Handler, LeaseTerm, Observer,
     Records, Source, SourceError, SourceEvent, Start,
 };
 use seriatim_runtime::record::Record;
@@ -141,6 +141,10 @@ impl<S: Source> Source for Traced<S> {
             self.note(What::RevokeEnd(self.epochs[epoch]));
         }
         self.source.relinquish(epochs);
+    }
+
+    fn lease(&self) -> Option<LeaseTerm> {
+        self.source.lease()
     }
 
     fn close(&mut self) {

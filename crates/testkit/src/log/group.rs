@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
@@ -78,7 +79,12 @@ pub(super) struct Member {
     pub(super) held: BTreeMap<PartitionId, Held>,
     /// Background commits on their way.
     sent: VecDeque<Sent>,
-    pub(super) answers: VecDeque<Result<Vec<Commit>, CommitError>>,
+    pub(super) answers: VecDeque<Answered>,
+    /// The coordinator is out of its reach.
+    pub(super) cut_off: bool,
+    /// The last time that it has heard everything, and the last from which it knows that the group counts it.
+    pub(super) heard_all_at: Option<Instant>,
+    pub(super) confirmed_at: Option<Instant>,
     /// Asked to return from its poll.
     pub(super) woken: bool,
     /// Where the next poll begins to look for records, for fairness.
@@ -120,7 +126,14 @@ pub(super) enum Leaving {
     Reported,
 }
 
+/// The answer to a background commit.
+pub(super) struct Answered {
+    pub(super) sent_at: Option<Instant>,
+    pub(super) result: Result<Vec<Commit>, CommitError>,
+}
+
 struct Sent {
+    at: Option<Instant>,
     generation: u32,
     commits: Vec<Commit>,
     partitions: Vec<PartitionId>,
@@ -145,8 +158,15 @@ impl Held {
     }
 }
 
+impl Member {
+    /// The group counted it then.
+    pub(super) fn confirm(&mut self, at: Option<Instant>) {
+        self.confirmed_at = self.confirmed_at.max(at);
+    }
+}
+
 impl Group {
-    pub(super) fn join(&mut self, id: MemberId, topics: Vec<Arc<str>>) {
+    pub(super) fn join(&mut self, id: MemberId, topics: Vec<Arc<str>>, now: Option<Instant>) {
         let member = Member {
             topics,
             standing: Standing::Joined,
@@ -154,6 +174,9 @@ impl Group {
             held: BTreeMap::new(),
             sent: VecDeque::new(),
             answers: VecDeque::new(),
+            cut_off: false,
+            heard_all_at: now,
+            confirmed_at: now,
             woken: false,
             turn: 0,
         };
@@ -178,8 +201,15 @@ impl Group {
         match self.members.get_mut(&id) {
             Some(member) if member.standing != Standing::Joined => {
                 member.standing = Standing::Expired { noticed: true };
+                member.cut_off = false;
             }
             _ => {}
+        }
+    }
+
+    pub(super) fn set_cut_off(&mut self, id: MemberId, cut_off: bool) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.cut_off = cut_off;
         }
     }
 
@@ -324,11 +354,15 @@ impl Group {
     // --- commits --------------------------------------------------------------------------------------------------
 
     /// Sends a background commit. It is applied now, unless commits are held.
-    pub(super) fn send(&mut self, id: MemberId, commits: &[Commit]) -> Result<(), CommitError> {
+    pub(super) fn send(&mut self, id: MemberId, commits: &[Commit], at: Option<Instant>) -> Result<(), CommitError> {
         let partitions = self.partitions_of(id, commits)?;
         let member = self.member(id);
+        if member.cut_off {
+            return Err(refused("the coordinator is out of reach", true));
+        }
         let generation = member.generation;
         member.sent.push_back(Sent {
+            at,
             generation,
             commits: commits.to_vec(),
             partitions,
@@ -340,13 +374,15 @@ impl Group {
     }
 
     /// Commits and returns the answer.
-    pub(super) fn commit(&mut self, id: MemberId, commits: &[Commit]) -> Result<(), CommitError> {
+    pub(super) fn commit(&mut self, id: MemberId, commits: &[Commit], at: Option<Instant>) -> Result<(), CommitError> {
         let partitions = self.partitions_of(id, commits)?;
-        if self.commits_held {
+        if self.commits_held || self.member(id).cut_off {
             return Err(refused("the answer did not come in time", true));
         }
         let generation = self.member(id).generation;
-        self.apply(id, generation, commits, &partitions)
+        self.apply(id, generation, commits, &partitions)?;
+        self.member(id).confirm(at);
+        Ok(())
     }
 
     pub(super) fn release_commits(&mut self) {
@@ -362,7 +398,10 @@ impl Group {
     fn arrive(&mut self, id: MemberId) {
         while let Some(sent) = self.member(id).sent.pop_front() {
             let applied = self.apply(id, sent.generation, &sent.commits, &sent.partitions);
-            self.member(id).answers.push_back(applied.map(|()| sent.commits));
+            self.member(id).answers.push_back(Answered {
+                sent_at: sent.at,
+                result: applied.map(|()| sent.commits),
+            });
         }
     }
 

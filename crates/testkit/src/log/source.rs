@@ -9,7 +9,7 @@ use seriatim_engine::budget::Flow;
 use seriatim_engine::record::Offset;
 use seriatim_runtime::message::OwnedMessage;
 use seriatim_runtime::ports::{
-    Commit, CommitError, CommitMode, Granted, Records, Run, Source, SourceError, SourceEvent, Start,
+    Commit, CommitError, CommitMode, Granted, LeaseTerm, Records, Run, Source, SourceError, SourceEvent, Start,
 };
 
 use super::group::{Group, Leaving, MemberId, Stage, Standing};
@@ -124,9 +124,10 @@ impl Source for LogSource {
     }
 
     fn commit(&mut self, commits: &[Commit], mode: CommitMode) -> Result<(), CommitError> {
+        let now = self.log.lock().now();
         self.in_group(|group, id| match mode {
-            CommitMode::Background => group.send(id, commits),
-            CommitMode::Wait => group.commit(id, commits),
+            CommitMode::Background => group.send(id, commits, now),
+            CommitMode::Wait => group.commit(id, commits, now),
         })
     }
 
@@ -135,6 +136,16 @@ impl Source for LogSource {
         state.group(&self.group).relinquish(self.id, epochs);
         state.rebalance(&self.group);
         self.log.shared.note_change();
+    }
+
+    fn lease(&self) -> Option<LeaseTerm> {
+        let mut state = self.log.lock();
+        let session = state.sessions.as_ref()?.timeout;
+        let confirmed_at = state.group(&self.group).member(self.id).confirmed_at?;
+        Some(LeaseTerm {
+            renew_from: confirmed_at + session / 3,
+            ends: confirmed_at + session,
+        })
     }
 
     fn close(&mut self) {
@@ -165,13 +176,22 @@ impl State {
         records: Option<&mut Records<OwnedMessage>>,
     ) -> Option<SourceEvent> {
         if let Some(event) = self.change_of_ownership(group, id) {
+            if matches!(event, SourceEvent::Assigned(_)) {
+                let member = self.group(group).member(id);
+                member.confirm(member.heard_all_at);
+            }
             return Some(event);
         }
+        let now = self.now();
+        self.group(group).member(id).heard_all_at = now;
         let its_group = self.group(group);
         if !its_group.answers_held
             && let Some(answer) = its_group.member(id).answers.pop_front()
         {
-            return Some(SourceEvent::Committed(answer));
+            if answer.result.is_ok() {
+                its_group.member(id).confirm(answer.sent_at);
+            }
+            return Some(SourceEvent::Committed(answer.result));
         }
         if records.is_some_and(|records| self.read(group, id, records)) {
             return Some(SourceEvent::Records);
@@ -179,9 +199,17 @@ impl State {
         self.ends(group, id).map(SourceEvent::Ends)
     }
 
+    /// The time, where sessions end by time.
+    pub(super) fn now(&self) -> Option<Instant> {
+        self.sessions.as_ref().map(|sessions| (sessions.clock)())
+    }
+
     fn change_of_ownership(&mut self, group_name: &str, id: MemberId) -> Option<SourceEvent> {
         let group = self.group(group_name);
         let member = group.member(id);
+        if member.cut_off {
+            return None;
+        }
         if member.standing == (Standing::Expired { noticed: true }) {
             let lost = group.rejoin(id);
             self.rebalance(group_name);
@@ -274,13 +302,15 @@ impl State {
             return false;
         };
         let expired = member.standing == (Standing::Expired { noticed: true });
+        let heard = !member.cut_off;
         let news = member.held.iter().any(|(partition, held)| {
             let topic = &self.topics[partition.topic()];
             let log = &topic.partitions[partition.number() as usize];
             let started = held.epoch().is_some();
             let readable = room && held.flow == Flow::Flowing && log.first_at(held.position) < log.records.len();
             let moved = held.end_told != Some(end_of(topic, partition.number()));
-            held.stage == Stage::Offered || started && (held.leaving == Leaving::Asked || readable || moved)
+            let told = held.stage == Stage::Offered || started && held.leaving == Leaving::Asked;
+            heard && told || started && (readable || moved)
         });
         let answered = !member.answers.is_empty() && !self.groups[group].answers_held;
         expired || news || answered

@@ -14,7 +14,7 @@ use seriatim_runtime::dispatcher::{Dispatcher, Progressed};
 use seriatim_runtime::drive::{Parts, StopHandle};
 use seriatim_runtime::failure::Failure;
 use seriatim_runtime::message::OwnedMessage;
-use seriatim_runtime::ports::{Commit, CommitError, CommitMode, Records, Source, SourceError, SourceEvent, Start};
+use seriatim_runtime::ports::{Commit, CommitError, CommitMode, LeaseTerm, Records, Source, SourceError, SourceEvent, Start};
 use seriatim_runtime::record::Record;
 use seriatim_runtime::worker::{Next, Worker};
 
@@ -38,6 +38,8 @@ pub(crate) struct Instance {
     pub(crate) member: MemberId,
     pub(crate) stop: StopHandle,
     pub(crate) paused: bool,
+    /// It cannot hear its coordinator: what else is done to it then must not give it a word of the group.
+    pub(crate) unheard: bool,
     /// `None` when it has stopped.
     dispatcher: Option<Dispatcher<SimSource>>,
     dispatcher_actor: Actor,
@@ -70,6 +72,7 @@ impl Instance {
             member,
             stop: parts.stop,
             paused: false,
+            unheard: false,
             dispatcher: Some(parts.dispatcher),
             dispatcher_actor,
             polled,
@@ -301,6 +304,10 @@ impl Source for SimSource {
 
     fn relinquish(&mut self, epochs: &[AssignmentEpoch]) {
         self.source.relinquish(epochs);
+    }
+
+    fn lease(&self) -> Option<LeaseTerm> {
+        self.source.lease()
     }
 
     fn close(&mut self) {

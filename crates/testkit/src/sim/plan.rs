@@ -25,6 +25,8 @@ pub(super) struct Plan {
     pub(super) sessions: u64,
     pub(super) instances: u32,
     pub(super) batch_max: usize,
+    /// How long the group waits for a word of a member.
+    pub(super) session_timeout: Duration,
     pub(super) protocol: Protocol,
     pub(super) config: RunConfig,
     pub(super) agenda: Vec<(Duration, Deed)>,
@@ -59,6 +61,7 @@ impl Plan {
             sessions: rng.within(2..24),
             instances: rng.within(1..4) as u32,
             batch_max: *rng.pick(&[1, 7, 40, 500]),
+            session_timeout: rng.millis(60..300),
             protocol: if rng.percent(20) {
                 Protocol::Eager
             } else {
@@ -79,7 +82,7 @@ impl Plan {
             partition_unsettled_max: limits.partition_records_max + self.batch_max,
             drain_max: self.config.dispatcher.drain_timeout + DRAIN_SLACK,
             clock_slack: Duration::ZERO,
-            lease: false,
+            lease: true,
         }
     }
 

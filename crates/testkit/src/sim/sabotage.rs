@@ -10,7 +10,7 @@ use seriatim_engine::budget::Flow;
 use seriatim_engine::record::Offset;
 use seriatim_runtime::message::{Message, OwnedMessage};
 use seriatim_runtime::ports::{
-    Commit, CommitError, CommitMode, Event, Observer, Records, Source, SourceError, SourceEvent, Start,
+    Commit, CommitError, CommitMode, Event, LeaseTerm, Observer, Records, Source, SourceError, SourceEvent, Start,
 };
 
 use crate::history::TracedObserver;
@@ -37,6 +37,8 @@ pub enum Sabotage {
     HideRevoke,
     /// Lost partitions are not reported.
     HideLoss,
+    /// Work goes on when the group has not answered for longer than it waits.
+    IgnoreLease,
     /// The first record after a gap is not delivered.
     DropAtGap,
     /// Offset 0 is read as "nothing".
@@ -194,6 +196,13 @@ impl<S: Source<Message = OwnedMessage>> Source for Sabotaged<S> {
 
     fn relinquish(&mut self, epochs: &[AssignmentEpoch]) {
         self.source.relinquish(epochs);
+    }
+
+    fn lease(&self) -> Option<LeaseTerm> {
+        match self.sabotage {
+            Sabotage::IgnoreLease => None,
+            _ => self.source.lease(),
+        }
     }
 
     fn close(&mut self) {

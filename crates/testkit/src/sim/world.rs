@@ -221,9 +221,25 @@ impl World {
         }
     }
 
+    /// The coordinator is out of an instance's reach.
+    pub(crate) fn cut_off(&mut self, number: u32) {
+        if let Some(instance) = self.instances.get_mut(&number) {
+            instance.unheard = true;
+            self.log.cut_off(GROUP, instance.member);
+        }
+    }
+
+    pub(crate) fn reconnect(&mut self, number: u32) {
+        if let Some(instance) = self.instances.get_mut(&number) {
+            instance.unheard = false;
+            self.log.reconnect(GROUP, instance.member);
+        }
+    }
+
     /// An expired instance learns that it is.
     pub(crate) fn notice_expiry(&mut self, number: u32) {
-        if let Some(instance) = self.instances.get(&number) {
+        if let Some(instance) = self.instances.get_mut(&number) {
+            instance.unheard = false;
             self.log.notice_expiry(GROUP, instance.member);
         }
     }
