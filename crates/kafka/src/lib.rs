@@ -8,9 +8,9 @@
 //! 3. `outbox`: the gate in front of a producer's queue, and over it the session [`producer`].
 //! 4. [`dead_letters`]: the sink, over the same gate.
 //!
-//! Beside them stand [`reader`], which reads topics as they lie in the log, in no group; [`embedded`], a broker within the
-//! process for demonstrations and tests; and [`anchor`], what benchmarks measure against. rdkafka's types appear in no
-//! public signature.
+//! Beside them stand [`reader`], which reads topics as they lie in the log, in no group; [`groups`], which looks at groups
+//! from outside; [`embedded`], a broker within the process for demonstrations and tests; and [`anchor`], what benchmarks
+//! measure against. rdkafka's types appear in no public signature.
 
 pub mod config;
 
@@ -27,5 +27,6 @@ pub mod producer;
 pub mod dead_letters;
 
 pub mod reader;
+pub mod groups;
 pub mod embedded;
 pub mod anchor;

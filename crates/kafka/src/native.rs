@@ -12,8 +12,10 @@
 //! - [`queue`]: the queue that all partitions deliver to, and the bell that ends a wait on it.
 //! - [`client`]: the member of the group: its assignment, its commits.
 //! - [`event`]: what it says.
+//! - [`admin`]: questions about any group, and commits for one without members, which rust-rdkafka does not wrap either.
 #![allow(unsafe_code)]
 
+pub(crate) mod admin;
 pub(crate) mod client;
 pub(crate) mod event;
 pub(crate) mod message;

@@ -20,6 +20,7 @@ use seriatim_runtime::ports::SourceTrouble;
 use seriatim_runtime::record::Record;
 
 use crate::config::{self, ConfigError, Properties};
+use crate::native::admin::Admin;
 use crate::native::client::Consumer;
 use crate::native::event::{ClientEvent, Notice};
 use crate::native::message::KafkaMessage;
@@ -142,6 +143,15 @@ impl LogReader {
     /// # Errors
     /// When there is no such topic, or the cluster cannot be asked.
     pub fn extents(&self, topic: &str) -> Result<Vec<Extent>, ReadError> {
+        let partitions = self.partitions(topic)?;
+        partitions.into_iter().map(|partition| self.extent(partition)).collect()
+    }
+
+    /// The partitions of `topic`, in order. Blocks.
+    ///
+    /// # Errors
+    /// When there is no such topic, or the cluster cannot be asked.
+    pub fn partitions(&self, topic: &str) -> Result<Vec<PartitionId>, ReadError> {
         let doing = "asking for the topic's partitions";
         let metadata = self
             .client
@@ -158,18 +168,20 @@ impl LogReader {
                 });
             }
         };
-        let mut numbers: Vec<i32> = partitions.iter().map(|partition| partition.id()).collect();
-        numbers.sort_unstable();
-        numbers.into_iter().map(|number| self.extent(topic, number)).collect()
+        let topic: Arc<str> = topic.into();
+        let ids = partitions.iter().map(|partition| partition.id());
+        let mut partitions: Vec<_> = ids.map(|id| PartitionId::new(Arc::clone(&topic), id)).collect();
+        partitions.sort_unstable();
+        Ok(partitions)
     }
 
-    fn extent(&self, topic: &str, number: i32) -> Result<Extent, ReadError> {
+    fn extent(&self, partition: PartitionId) -> Result<Extent, ReadError> {
         let (first, end) = self
             .client
-            .fetch_watermarks(topic, number, ANSWER_TIMEOUT)
+            .fetch_watermarks(partition.topic(), partition.number(), ANSWER_TIMEOUT)
             .map_err(|error| self.explain("asking for a partition's end", &error))?;
         Ok(Extent {
-            partition: PartitionId::new(topic, number),
+            partition,
             offsets: first..end,
         })
     }
@@ -236,11 +248,32 @@ impl LogReader {
         })
     }
 
-    /// The client's error in our words. That no broker is reached it tells in an event of its own, with the reason.
+    /// Whether it reads no record of a transaction that is open or was aborted.
+    pub(crate) fn reads_committed_only(&self) -> bool {
+        self.config.get("isolation.level") != Some("read_uncommitted")
+    }
+
+    /// Asks about groups, and about many logs at once, through this client.
+    pub(crate) fn admin(&self) -> Admin<'_, impl ClientContext> {
+        Admin {
+            client: self.client.client(),
+            timeout: ANSWER_TIMEOUT,
+        }
+    }
+
     fn explain(&self, doing: &'static str, error: &KafkaError) -> ReadError {
+        self.explain_code(doing, error.rdkafka_error_code(), error.to_string())
+    }
+
+    /// The client's error in our words. That no broker is reached it tells in an event of its own, with the reason.
+    pub(crate) fn explain_code(
+        &self,
+        doing: &'static str,
+        code: Option<RDKafkaErrorCode>,
+        reason: String,
+    ) -> ReadError {
         use RDKafkaErrorCode as Code;
-        let reason = error.to_string();
-        match error.rdkafka_error_code() {
+        match code {
             Some(Code::BrokerTransportFailure | Code::OperationTimedOut | Code::AllBrokersDown | Code::Resolve) => {
                 let _ = self.client.poll(REASON_TIMEOUT);
                 ReadError::Unreachable {

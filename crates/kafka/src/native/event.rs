@@ -56,7 +56,7 @@ impl Event {
         NonNull::new(native).map(Self)
     }
 
-    fn as_ptr(&self) -> *mut sys::rd_kafka_event_t {
+    pub(super) fn as_ptr(&self) -> *mut sys::rd_kafka_event_t {
         self.0.as_ptr()
     }
 
@@ -75,7 +75,12 @@ impl Event {
         }
     }
 
-    fn error(&self) -> RDKafkaErrorCode {
+    pub(super) fn is_of(&self, event_type: i32) -> bool {
+        // SAFETY: the event is alive.
+        unsafe { sys::rd_kafka_event_type(self.as_ptr()) == event_type }
+    }
+
+    pub(super) fn error(&self) -> RDKafkaErrorCode {
         // SAFETY: the event is alive.
         unsafe { sys::rd_kafka_event_error(self.as_ptr()) }.into()
     }
@@ -111,7 +116,7 @@ impl Event {
         }
     }
 
-    fn notice(&self) -> Notice {
+    pub(super) fn notice(&self) -> Notice {
         let mut notice = Notice::of_code(self.error(), None);
         // SAFETY: the event is alive, and with it its text. The partition is null or ours, is read and then destroyed.
         unsafe {
@@ -155,7 +160,7 @@ impl Drop for Event {
 }
 
 impl Notice {
-    pub(super) fn of_code(code: RDKafkaErrorCode, partition: Option<PartitionId>) -> Self {
+    pub(crate) fn of_code(code: RDKafkaErrorCode, partition: Option<PartitionId>) -> Self {
         Self {
             code,
             text: code.to_string(),
@@ -206,6 +211,12 @@ impl Element {
         (0..len).filter_map(move |index| NonNull::new(unsafe { first.add(index) }).map(Element))
     }
 
+    /// # Safety
+    /// `native` is null, or alive for as long as the element is used.
+    pub(super) unsafe fn at(native: *const sys::rd_kafka_topic_partition_t) -> Option<Self> {
+        NonNull::new(native.cast_mut()).map(Element)
+    }
+
     pub(super) fn partition(&self) -> PartitionId {
         // SAFETY: alive, see `all`; the topic is a C string of the list.
         unsafe { partition_of((*self.0.as_ptr()).topic, (*self.0.as_ptr()).partition) }
@@ -243,7 +254,11 @@ impl Element {
 /// `code` may be read.
 unsafe fn code_at(code: *const RDKafkaRespErr) -> RDKafkaErrorCode {
     // SAFETY: the enumeration is represented as `i32`, and every `i32` is one.
-    let number = unsafe { code.cast::<i32>().read() };
+    code_of(unsafe { code.cast::<i32>().read() })
+}
+
+/// The error that a number stands for.
+pub(super) fn code_of(number: i32) -> RDKafkaErrorCode {
     RDKafkaRespErr::try_from(number).map_or(RDKafkaErrorCode::Unknown, RDKafkaErrorCode::from)
 }
 
