@@ -80,7 +80,7 @@ pub(crate) struct Args {
 }
 
 /// Reads what `-o` says.
-fn read_from(text: &str) -> Result<ReadFrom, String> {
+pub(crate) fn read_from(text: &str) -> Result<ReadFrom, String> {
     let number = |digits: &str| digits.parse::<i64>().ok().filter(|number| *number >= 0);
     let from = match text {
         "beginning" | "start" | "earliest" => Some(ReadFrom::Beginning),
@@ -185,7 +185,8 @@ impl Args {
     }
 }
 
-fn read_error(error: ReadError) -> anyhow::Error {
+/// An error of the reader, with its exit code.
+pub(crate) fn read_error(error: ReadError) -> anyhow::Error {
     match error {
         ReadError::Config(error) => Exit::BadConfiguration.caused(error.into()),
         ReadError::Unreachable { .. } => Exit::Unreachable.error(error.to_string()),
@@ -193,7 +194,8 @@ fn read_error(error: ReadError) -> anyhow::Error {
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+/// Whether nobody reads our output any more.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
     kind == Some(io::ErrorKind::BrokenPipe)
 }

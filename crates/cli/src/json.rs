@@ -126,9 +126,15 @@ pub(crate) struct NewRecord {
     _attempt: de::IgnoredAny,
 }
 
-/// Bytes that were read.
+/// Bytes that are kept.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OwnedBytes(pub(crate) Vec<u8>);
+
+impl Serialize for OwnedBytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Bytes(&self.0).serialize(serializer)
+    }
+}
 
 impl<'de> Deserialize<'de> for OwnedBytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -5,11 +5,13 @@ mod connection;
 mod consume;
 mod demo;
 mod exit;
+mod group;
 mod json;
 mod logging;
 mod produce;
 mod reach;
 mod run;
+mod show;
 mod signals;
 mod units;
 
@@ -40,6 +42,8 @@ enum Command {
     Produce(produce::Args),
     /// Read a topic, in kcat's habits
     Consume(consume::Args),
+    /// Where consumer groups stand, and moving them
+    Group(group::Args),
     /// The published workloads, or an existing topic, measured
     Bench(bench::Args),
 }
@@ -50,6 +54,7 @@ fn main() -> std::process::ExitCode {
         Command::Run(args) => run::run(args),
         Command::Produce(args) => produce::run(args),
         Command::Consume(args) => consume::run(args),
+        Command::Group(args) => group::run(args),
         Command::Bench(args) => bench::run(args),
     };
     result.unwrap_or_else(Exit::of_error).into()

@@ -95,6 +95,18 @@ pub(crate) fn took(took: Duration) -> String {
     }
 }
 
+/// How long ago something was, in its two largest units: `42s`, `3m12s`, `5h0m`, `12d4h`.
+pub(crate) fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (1.., ..) => format!("{days}d{}h", hours % 24),
+        (_, 1.., _) => format!("{hours}h{}m", minutes % 60),
+        (.., 1..) => format!("{minutes}m{}s", seconds % 60),
+        _ => format!("{seconds}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +140,8 @@ mod tests {
         assert_eq!(counted(1, "retry"), "1 retry");
         assert_eq!(counted(1200, "retry"), "1,200 retries");
         assert_eq!(counted(0, "record"), "0 records");
+        let ages = [0, 59, 60, 3_599, 7_260, 90_000].map(|seconds| age(Duration::from_secs(seconds)));
+        assert_eq!(ages, ["0s", "59s", "1m0s", "59m59s", "2h1m", "1d1h"]);
         assert_eq!(rate(3_000, Duration::from_millis(1500)), "2,000/s");
     }
 }
