@@ -48,6 +48,11 @@ impl Observer for LogEvents {
                 %error,
                 "the record's session waits until its dead letter is written"
             ),
+            Event::LeaseEnded => tracing::warn!(
+                "the group has not answered for its session timeout: nothing new is started until it does, since the \
+                 partitions may be another's"
+            ),
+            Event::LeaseRenewed => tracing::info!("the group has answered: work goes on"),
             Event::Stuck(record, stood) => {
                 tracing::warn!(%record, ?stood, "the commit watermark stands still: this record is not settled");
             }
