@@ -93,6 +93,9 @@ pub async fn stream(
         .map_err(failed("committing"))
 }
 
+/// Enough to reach every partition.
+const WARM_UP_RECORDS: u32 = 1_000;
+
 /// How long the cluster may take to say what it has.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -151,12 +154,33 @@ impl Loader {
         })
     }
 
+    /// Brings the client to where it is in the middle of a run: connected to the brokers, with a producer id, and knowing
+    /// the topic. It writes records to `beside` for that, another topic with as many partitions.
+    ///
+    /// # Errors
+    /// When that fails, or takes longer than `within`.
+    pub fn warm_up(&self, beside: &str, within: Duration) -> Result<(), AnchorError> {
+        let client = self.producer.client();
+        let asked = client.fetch_metadata(Some(&self.topic), METADATA_TIMEOUT);
+        asked.map_err(failed("asking for the topic"))?;
+        for number in 0..WARM_UP_RECORDS {
+            self.send_to(beside, &number.to_le_bytes(), &[0; 100])?;
+        }
+        self.producer.flush(within).map_err(failed("writing"))?;
+        self.producer.context().acknowledged.store(0, Ordering::Release);
+        Ok(())
+    }
+
     /// Queues a record; waits while the queue is full.
     ///
     /// # Errors
     /// When the client refuses the record.
     pub fn send(&self, key: &[u8], value: &[u8]) -> Result<(), AnchorError> {
-        let mut record = BaseRecord::to(&self.topic).key(key).payload(value);
+        self.send_to(&self.topic, key, value)
+    }
+
+    fn send_to(&self, topic: &str, key: &[u8], value: &[u8]) -> Result<(), AnchorError> {
+        let mut record = BaseRecord::to(topic).key(key).payload(value);
         loop {
             record = match self.producer.send(record) {
                 Ok(()) => return Ok(()),

@@ -25,7 +25,8 @@ use seriatim_runtime::session_by::{MissingSession, SessionBy};
 use seriatim_runtime::worker::WorkerConfig;
 use tokio::sync::oneshot;
 
-const RECORDS: usize = 1_000_000;
+/// Enough that beginning, and waiting for the last commit, are little of it.
+const RECORDS: usize = 5_000_000;
 const BATCH: usize = 2_000;
 
 /// A message without memory of its own.
@@ -195,6 +196,11 @@ fn config(workers: usize) -> RunConfig {
     }
 }
 
+/// As the library does by default: one processor is left to the dispatcher.
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(1, |processors| (processors.get() - 1).max(1))
+}
+
 fn run(partitions: usize, sessions: u64) -> Duration {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -210,7 +216,7 @@ fn run(partitions: usize, sessions: u64) -> Duration {
         Arc::new(handler),
         Arc::new(NoLetters),
         Arc::new(()),
-        config(2),
+        config(workers()),
     )
     .expect("it starts");
     runtime.block_on(finished).expect("all is committed");

@@ -16,6 +16,11 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// For what is on its way when all is sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The topic that warms up the producer of `topic`.
+pub fn beside(topic: &str) -> String {
+    format!("{topic}-beside")
+}
+
 /// Sends the workload's records to `topic`, so many a second, and returns how many it really were. One that is late is
 /// sent at once; its delay in here is not counted.
 pub fn offer(
@@ -26,6 +31,8 @@ pub fn offer(
     properties: &Properties,
 ) -> anyhow::Result<f64> {
     let loader = Loader::connect(brokers, topic, Duration::ZERO, properties)?;
+    // What is measured is a stream in its course, not how long a producer takes to connect.
+    loader.warm_up(&beside(topic), FLUSH_TIMEOUT)?;
     let began = Instant::now();
     let interval = Duration::from_secs(1) / per_second;
     for (index, stamp) in workload.stamps().enumerate() {

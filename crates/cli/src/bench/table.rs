@@ -14,7 +14,7 @@ use serde::Serialize;
 use seriatim_testkit::broker::{BROKERS_VARIABLE, Broker, BrokerOptions, Cluster};
 
 use super::contender::{Contender, Measured, READY, Spec, properties};
-use super::offer::offer;
+use super::offer::{beside, offer};
 use super::report::{Medians, RowReport, text};
 use super::rows::{self, Row};
 use super::workload::PARTITIONS;
@@ -210,7 +210,9 @@ impl Bench {
             None if row.offered.is_some() => {
                 // Nobody needs them when the run is over.
                 let configs = [("retention.ms", "600000"), ("segment.bytes", "33554432")];
-                self.cluster.create_topic(&topic, PARTITIONS, &configs)?;
+                for topic in [&topic, &beside(&topic)] {
+                    self.cluster.create_topic(topic, PARTITIONS, &configs)?;
+                }
                 row.workload.ends()
             }
             None => {
