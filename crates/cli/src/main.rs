@@ -14,6 +14,7 @@ mod run;
 mod show;
 mod signals;
 mod units;
+mod verify;
 
 use clap::{Parser, Subcommand};
 
@@ -38,6 +39,8 @@ enum Command {
     Demo(demo::Args),
     /// Process a topic: print its records, or hand them to a program of yours
     Run(run::Args),
+    /// Judge what recorded runs did: order, loss, repeats, ownership, commits
+    Verify(verify::Args),
     /// Write lines or JSON to a topic, in order per session
     Produce(produce::Args),
     /// Read a topic, in kcat's habits
@@ -52,6 +55,7 @@ fn main() -> std::process::ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(args),
         Command::Run(args) => run::run(args),
+        Command::Verify(args) => verify::run(args),
         Command::Produce(args) => produce::run(args),
         Command::Consume(args) => consume::run(args),
         Command::Group(args) => group::run(args),

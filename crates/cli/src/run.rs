@@ -4,16 +4,18 @@ mod args;
 mod exec;
 mod observer;
 mod print;
+mod record;
 
 use std::time::{Duration, Instant};
 
-use seriatim::{Error, Handle, Stats};
+use seriatim::{Cluster, Error, Handle, Stats};
 use tokio::time::{interval, sleep};
 
 pub(crate) use self::args::Args;
 use self::exec::Children;
 use self::observer::RunObserver;
 use self::print::{PrintEnd, Printer};
+use self::record::Recording;
 use crate::exit::Exit;
 use crate::reach::Reach;
 use crate::signals::Signals;
@@ -71,15 +73,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
 impl Args {
     async fn run(self) -> anyhow::Result<Exit> {
         let mut signals = Signals::listen()?;
-        let observer = RunObserver::default();
         let reach = self.reach()?;
-        let builder = self.builder(&reach).observer(observer.clone());
+        let recording = self.recording()?;
+        let observer = RunObserver::new(recording.as_ref().map(Recording::observer));
         let work = self.work(&observer);
-        let mut handle = match &work {
-            Work::Print(printer) => builder.start(printer.clone()).await,
-            Work::Exec(children) => builder.start(children.handler()).await,
-        }
-        .map_err(start_error)?;
+        let started = self.start(&work, self.cluster(&reach), &observer, recording.as_ref());
+        let mut handle = started.await.map_err(start_error)?;
         let began = Instant::now();
 
         let cause = self.attend(&mut handle, &mut signals, &work, &reach, &observer).await;
@@ -87,6 +86,9 @@ impl Args {
             Ok(cause) => self.drain(cause, &mut handle, &mut signals, &observer).await,
             Err(_) => Ok(Drained::CutShort),
         };
+        if let Some(recording) = &recording {
+            recording.end();
+        }
         if let (Work::Exec(children), Ok(Drained::Clean | Drained::CutShort)) = (work, &drained) {
             self.finish(children, &mut signals).await;
         }
@@ -110,6 +112,28 @@ impl Args {
                 let quota = self.count.map(|count| count.get() as u64);
                 Work::Print(Printer::start(self.format, session_by, quota, observer.draining()))
             }
+        }
+    }
+
+    /// Starts the consumer, which is watched where it is recorded.
+    async fn start(
+        &self,
+        work: &Work,
+        cluster: Cluster,
+        observer: &RunObserver,
+        recording: Option<&Recording>,
+    ) -> Result<Handle, Error> {
+        let Some(recording) = recording else {
+            let builder = self.builder(cluster).observer(observer.clone());
+            return match work {
+                Work::Print(printer) => builder.start(printer.clone()).await,
+                Work::Exec(children) => builder.start(children.handler()).await,
+            };
+        };
+        let builder = self.builder(recording.backend(cluster)).observer(observer.clone());
+        match work {
+            Work::Print(printer) => builder.start(recording.handler(printer.clone())).await,
+            Work::Exec(children) => builder.start(recording.handler(children.handler())).await,
         }
     }
 

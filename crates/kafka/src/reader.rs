@@ -221,6 +221,25 @@ impl LogReader {
             .collect())
     }
 
+    /// What the group has on record for each of `extents`: the offset, and the text beside it. Blocks.
+    ///
+    /// # Errors
+    /// When the cluster cannot be asked.
+    pub fn committed(&self, extents: &[Extent]) -> Result<Vec<Option<(Offset, String)>>, ReadError> {
+        let asked = self
+            .client
+            .committed_offsets(list_of(extents, |_| KafkaOffset::Invalid)?, ANSWER_TIMEOUT);
+        let answer = asked.map_err(|error| self.explain("asking for the group's commits", &error))?;
+        let committed = extents.iter().map(|extent| {
+            let element = answer.find_partition(extent.partition.topic(), extent.partition.number())?;
+            match element.offset() {
+                KafkaOffset::Offset(offset) => Some((Offset::new(offset), element.metadata().to_owned())),
+                _ => None,
+            }
+        });
+        Ok(committed.collect())
+    }
+
     /// Begins to read partitions at their offsets.
     ///
     /// # Errors

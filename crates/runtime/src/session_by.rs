@@ -1,6 +1,7 @@
 //! Where a record's session key is found.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::str::FromStr;
 
 use serde_json::Value;
@@ -119,6 +120,17 @@ fn json_at<'a>(value: Option<&[u8]>, pointer: &str) -> Result<Cow<'a, [u8]>, Ses
 #[error("`{0}` names no place for a session key; write `key`, `header:NAME` or `json:/pointer`")]
 pub struct SessionByError(String);
 
+/// As [`FromStr`] reads it.
+impl fmt::Display for SessionBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SessionBy::Key => f.write_str("key"),
+            SessionBy::Header(name) => write!(f, "header:{name}"),
+            SessionBy::Json(pointer) => write!(f, "json:{pointer}"),
+        }
+    }
+}
+
 impl FromStr for SessionBy {
     type Err = SessionByError;
 
@@ -198,6 +210,9 @@ mod tests {
     #[test]
     fn a_wrong_place_is_named_with_the_right_ones() {
         assert_eq!("key".parse(), Ok(SessionBy::Key));
+        for text in ["key", "header:x", "json:/a/b"] {
+            assert_eq!(text.parse::<SessionBy>().unwrap().to_string(), text);
+        }
         assert_eq!("header:x".parse(), Ok(SessionBy::header("x")));
         assert_eq!("json:/a/0".parse(), Ok(SessionBy::json("/a/0")));
         for wrong in ["", "keys", "header:", "json:a", "value"] {

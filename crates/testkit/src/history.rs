@@ -2,20 +2,26 @@
 //!
 //! A history is written at the ports. [`Traced`] stands before a source, [`TracedLetters`] before the dead letters,
 //! [`TracedHandler`] before the handler, and [`TracedObserver`] listens; none of them looks into the engine. So the
-//! same history can be taken in the simulator, on real threads, and on a real broker.
+//! same history can be taken in the simulator, on real threads, and on a real broker. It is kept in memory, or in a file
+//! of each process: a [`recording`], several of which [`merge`] makes one history again.
 
+mod line;
 mod traced;
+
+pub mod merge;
+pub mod recording;
 
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use seriatim_engine::budget::Flow;
 use seriatim_engine::record::{Offset, PartitionId, RecordId};
 use seriatim_runtime::ports::DeadLetterReason;
 
-pub use traced::{Traced, TracedHandler, TracedLetters, TracedObserver, fingerprint};
+use recording::Recorder;
+pub use traced::{Traced, TracedBackend, TracedHandler, TracedLetters, TracedObserver, fingerprint};
 
 /// A period of ownership, numbered over all instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,8 +55,8 @@ pub enum What {
         /// The ack map beside it.
         settled: AckMap,
     },
-    /// So many records were delivered.
-    Delivered(EpochNumber, usize),
+    /// So many records were delivered, from this offset on.
+    Delivered(EpochNumber, usize, Offset),
     /// Delivery was held or resumed.
     FlowSet(EpochNumber, Flow),
     /// The group wants the partition back.
@@ -84,8 +90,10 @@ pub enum What {
     LetterFailed(RecordId),
     /// A commit was sent, with an ack map.
     CommitSent(EpochNumber, Offset, AckMap),
-    /// Its answer came, or its failure.
+    /// Its answer came, or its failure: whether the group is known to have it.
     CommitAnswered(EpochNumber, bool),
+    /// The next commit of this partition had no room for all that is settled above its watermark.
+    MapCut(PartitionId),
     /// The group has dropped the instance, which need not know.
     Expired,
     /// The instance stands still.
@@ -94,6 +102,8 @@ pub enum What {
     Resumed,
     /// The instance is gone at once.
     Crashed,
+    /// The instance has ended by itself, and writes nothing more.
+    Left,
     /// The instance's own order checker reported this.
     CheckerViolation(String),
 }
@@ -116,45 +126,62 @@ pub enum Ended {
 /// Writes a history. Clones write the same one.
 #[derive(Clone)]
 pub struct History {
-    entries: Arc<Mutex<Written>>,
+    written: Arc<Mutex<Written>>,
     clock: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
-#[derive(Default)]
 struct Written {
-    entries: Vec<Entry>,
+    sink: Sink,
     epochs: usize,
 }
 
+/// Where entries go.
+enum Sink {
+    Memory(Vec<Entry>),
+    File(Recorder),
+}
+
 impl History {
-    /// A history on real time, which begins now.
+    /// A history in memory and on real time, which begins now.
     pub fn new() -> Self {
         let began = Instant::now();
         Self::on_clock(move || began.elapsed())
     }
 
-    /// A history on a clock of the caller's.
+    /// A history in memory, on a clock of the caller's.
     pub fn on_clock(clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self::to(Sink::Memory(Vec::new()), clock)
+    }
+
+    /// A history that goes into a file, on the clock that all processes of a machine share. A file has one instance, so
+    /// the numbers of instances are not written.
+    pub fn recorded(recorder: Recorder) -> Self {
+        Self::to(Sink::File(recorder), recording::monotonic)
+    }
+
+    fn to(sink: Sink, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self {
-            entries: Arc::default(),
+            written: Arc::new(Mutex::new(Written { sink, epochs: 0 })),
             clock: Arc::new(clock),
         }
     }
 
-    /// Appends an entry. The order of appends is the order of what happened.
+    /// Appends an entry. The order of appends is the order of what happened, and time never falls along it.
     pub fn note(&self, instance: u32, what: What) {
-        let mut written = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written();
         let at = (self.clock)();
-        written.entries.push(Entry { at, instance, what });
+        match &mut written.sink {
+            Sink::Memory(entries) => entries.push(Entry { at, instance, what }),
+            Sink::File(recorder) => recorder.write(at, &what),
+        }
     }
 
-    /// All entries so far.
+    /// All entries so far; none of a history that goes into a file.
     pub fn entries(&self) -> Vec<Entry> {
-        self.entries
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entries
-            .clone()
+        match &self.written().sink {
+            Sink::Memory(entries) => entries.clone(),
+            Sink::File(_) => Vec::new(),
+        }
     }
 
     fn now(&self) -> Duration {
@@ -162,9 +189,13 @@ impl History {
     }
 
     fn next_epoch(&self) -> EpochNumber {
-        let mut written = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written();
         written.epochs += 1;
         EpochNumber(written.epochs - 1)
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -194,13 +225,29 @@ impl What {
     pub fn epoch(&self) -> Option<EpochNumber> {
         match self {
             What::Assign { epoch, .. }
-            | What::Delivered(epoch, _)
+            | What::Delivered(epoch, ..)
             | What::FlowSet(epoch, _)
             | What::RevokeBegin(epoch)
             | What::RevokeEnd(epoch)
             | What::Lost(epoch)
             | What::CommitSent(epoch, ..)
             | What::CommitAnswered(epoch, _) => Some(*epoch),
+            _ => None,
+        }
+    }
+}
+
+impl What {
+    fn epoch_mut(&mut self) -> Option<&mut EpochNumber> {
+        match self {
+            What::Assign { epoch, .. }
+            | What::Delivered(epoch, ..)
+            | What::FlowSet(epoch, _)
+            | What::RevokeBegin(epoch)
+            | What::RevokeEnd(epoch)
+            | What::Lost(epoch)
+            | What::CommitSent(epoch, ..)
+            | What::CommitAnswered(epoch, _) => Some(epoch),
             _ => None,
         }
     }
@@ -225,7 +272,7 @@ impl fmt::Display for What {
                 Some(offset) => write!(f, "{epoch} of {partition} begins at {offset}{}", above(settled)),
                 None => write!(f, "{epoch} of {partition} begins, nothing committed"),
             },
-            What::Delivered(epoch, records) => write!(f, "{epoch}: {records} records delivered"),
+            What::Delivered(epoch, records, from) => write!(f, "{epoch}: {records} records delivered from {from} on"),
             What::FlowSet(epoch, flow) => write!(f, "{epoch}: {flow:?}"),
             What::RevokeBegin(epoch) => write!(f, "{epoch}: revoked"),
             What::RevokeEnd(epoch) => write!(f, "{epoch}: given back"),
@@ -255,17 +302,19 @@ impl fmt::Display for What {
             }
             What::CommitAnswered(epoch, true) => write!(f, "{epoch}: commit acknowledged"),
             What::CommitAnswered(epoch, false) => write!(f, "{epoch}: commit failed"),
+            What::MapCut(partition) => write!(f, "the ack map of {partition} has no room for all"),
             What::Expired => f.write_str("its session has expired"),
             What::Paused => f.write_str("stands still"),
             What::Resumed => f.write_str("goes on"),
             What::Crashed => f.write_str("has crashed"),
+            What::Left => f.write_str("has ended"),
             What::CheckerViolation(text) => write!(f, "its own checker says: {text}"),
         }
     }
 }
 
 /// An ack map in words.
-fn above(settled: &AckMap) -> String {
+pub(crate) fn above(settled: &AckMap) -> String {
     let ranges = settled.iter().map(|range| match range.start() == range.end() {
         true => range.start().to_string(),
         false => format!("{}-{}", range.start(), range.end()),

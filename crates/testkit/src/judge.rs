@@ -6,7 +6,7 @@
 //! | P1 | When a record starts, its predecessor in its session is settled. |
 //! | P2 | One handler of a session at a time; in two instances only when the older owner had lost the partition. |
 //! | P3 | Below a commit, and in its ack map, everything is settled; nothing is committed past the end; at the end nothing is unsettled. |
-//! | P4 | Commits of a partition never fall, and only its owner commits. |
+//! | P4 | Commits of a partition never fall, and only its owner commits: what the group tells is the last commit that was acknowledged, or one sent after it. |
 //! | P6 | What is settled starts again only at or above the durable commit, outside the durable ack map, and not in the same epoch. A clean release repeats nothing. |
 //! | P7 | Nothing starts outside a period of ownership. |
 //! | P8 | Dead letters are exactly the permanent, exhausted and undecodable records, intact, and once an epoch. |
@@ -24,6 +24,7 @@ mod ownership;
 mod handlers;
 mod letters;
 mod commits;
+mod durable;
 mod conclusion;
 mod story;
 
@@ -50,12 +51,16 @@ pub struct Rules {
     pub drain_max: Duration,
     /// How much too early a retry may seem because clocks are read at different moments; nothing on virtual time.
     pub clock_slack: Duration,
+    /// How long after a loss a worker may start records, because it has not heard of it yet; nothing on virtual time.
+    pub loss_slack: Duration,
     /// Whether nothing may start after the group has dropped an instance, though it did not learn of it: the lease.
     pub lease: bool,
+    /// Whether at the end everything must be settled and committed.
+    pub settled: bool,
 }
 
 impl Default for Rules {
-    /// No limits at all.
+    /// No limits at all, and everything is to be settled.
     fn default() -> Self {
         Self {
             attempts_max: u32::MAX,
@@ -64,7 +69,9 @@ impl Default for Rules {
             partition_unsettled_max: usize::MAX,
             drain_max: Duration::MAX,
             clock_slack: Duration::ZERO,
+            loss_slack: Duration::ZERO,
             lease: false,
+            settled: true,
         }
     }
 }
@@ -103,6 +110,7 @@ pub struct Counts {
     pub failed_commits: u64,
     pub overlaps_after_loss: u64,
     pub starts_after_lease: u64,
+    pub starts_after_loss: u64,
 }
 
 impl AddAssign for Counts {
@@ -126,6 +134,7 @@ impl AddAssign for Counts {
         self.failed_commits += other.failed_commits;
         self.overlaps_after_loss += other.overlaps_after_loss;
         self.starts_after_lease += other.starts_after_lease;
+        self.starts_after_loss += other.starts_after_loss;
     }
 }
 
@@ -141,7 +150,9 @@ pub struct Judgement {
 /// Further violations than these are mostly echoes of the first.
 const VIOLATIONS_MAX: usize = 10;
 
-/// Judges a history whose run is over and must have settled everything.
+/// Judges a history whose run is over.
+///
+/// What lies below the first commit that it tells of, or in its ack map, was settled before, and is not judged.
 pub fn judge(history: &[Entry], truth: &Truth, rules: &Rules) -> Judgement {
     let mut judge = Judge::new(history, truth, rules);
     for (index, entry) in history.iter().enumerate() {
@@ -149,7 +160,7 @@ pub fn judge(history: &[Entry], truth: &Truth, rules: &Rules) -> Judgement {
         if judge.judgement.violations.len() >= VIOLATIONS_MAX {
             break;
         }
-        if !judge.instance(entry.instance).crashed {
+        if !judge.instance(entry.instance).gone {
             judge.take(entry);
         }
     }

@@ -31,9 +31,9 @@ fn what_the_ack_map_tells_of_is_not_repeated() {
         .tell(crashed)
         .tell("2 assign 0 1-1; 2 start b1")
         .assert_breaks("P6");
-    // Without the ack map it may be.
+    // What no ack map tells of may be.
     Tale::of("a0 b1")
-        .tell(crashed)
+        .tell("1 assign; 1 start a0; 1 start b1; 1 ok b1; 1 commit 0; 1 crash")
         .tell("2 assign 0; 2 start b1; 2 start a0; 2 ok b1; 2 ok a0; 2 commit 2")
         .assert_good();
 }
@@ -115,6 +115,81 @@ fn p4_commits_that_fall_or_are_not_the_owners() {
     Tale::of("a0")
         .tell("1 assign; 1 start a0; 1 ok a0; 1 commit 1; 1 revoke; 1 give-back; 1 commit 1")
         .assert_breaks("P4");
+}
+
+#[test]
+fn p4_a_period_that_does_not_begin_where_the_last_was_committed() {
+    let crashed = "1 assign; 1 start a0; 1 ok a0; 1 start b1; 1 ok b1; 1 commit 1 1-1; 1 crash";
+    for begin in ["2 assign", "2 assign 0", "2 assign 1", "2 assign 2"] {
+        Tale::of("a0 b1 b2").tell(crashed).tell(begin).assert_breaks("P4");
+    }
+    // Whether a commit that was not answered took effect, only the group knows.
+    let unanswered = "1 assign; 1 start a0; 1 ok a0; 1 commit 1; 1 start b1; 1 ok b1; 1 send 2; 1 crash";
+    let goes_on = ["2 assign 1; 2 start b1; 2 ok b1; 2 start b2", "2 assign 2; 2 start b2"];
+    for goes_on in goes_on {
+        Tale::of("a0 b1 b2")
+            .tell(unanswered)
+            .tell(goes_on)
+            .tell("2 ok b2; 2 commit 3")
+            .assert_good();
+    }
+}
+
+#[test]
+fn p4_a_commit_of_a_period_that_another_has_followed() {
+    let overtaken = "1 assign; 1 start a0; 1 ok a0; 1 expire; 2 assign; 2 start a0; 2 ok a0";
+    Tale::of("a0")
+        .tell(overtaken)
+        .tell("1 commit 1; 2 commit 1")
+        .assert_breaks("P4");
+    Tale::of("a0")
+        .tell(overtaken)
+        .tell("1 send 1; 1 refused; 1 lost; 2 commit 1")
+        .assert_good();
+}
+
+#[test]
+fn what_was_settled_before_the_history_begins_is_not_judged() {
+    Tale::of("a0 b1 a2 c3")
+        .tell("1 assign 1 3-3; 1 start b1; 1 start a2; 1 ok b1; 1 ok a2; 1 commit 4")
+        .assert_good();
+    Tale::of("a0 b1 a2 c3")
+        .tell("1 assign 1 3-3; 1 start b1; 1 ok b1; 1 commit 2 3-3; 1 revoke; 1 give-back")
+        .assert_breaks("P3");
+}
+
+#[test]
+fn what_an_ack_map_had_no_room_for_may_be_repeated() {
+    let settled = "1 assign; 1 start b1; 1 ok b1; 1 start c2; 1 ok c2";
+    let handed_over =
+        "1 commit 0 1-1; 1 revoke; 1 give-back; 2 assign 0 1-1; 2 start c2; 2 ok c2; 2 start a0; 2 ok a0; 2 commit 3";
+    Tale::of("a0 b1 c2")
+        .tell(settled)
+        .tell("1 map-cut")
+        .tell(handed_over)
+        .assert_good();
+    Tale::of("a0 b1 c2").tell(settled).tell(handed_over).assert_breaks("P6");
+}
+
+#[test]
+fn a_worker_may_hear_of_a_loss_a_moment_later() {
+    let lost = "1 assign; 1 start a0; 1 lost; 2 assign; 2 start a0; 1 wait 20; 1 start b1; 1 drop b1; 1 drop a0";
+    let goes_on = "2 ok a0; 2 start b1; 2 ok b1; 2 commit 2";
+    Tale::of("a0 b1").slack(25).tell(lost).tell(goes_on).assert_good();
+    Tale::of("a0 b1").slack(15).tell(lost).tell(goes_on).assert_breaks("P7");
+    Tale::of("a0 b1").tell(lost).tell(goes_on).assert_breaks("P7");
+}
+
+#[test]
+fn of_a_run_that_goes_on_not_all_is_demanded() {
+    Tale::of("a0 b1")
+        .unfinished()
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 commit 1")
+        .assert_good();
+    Tale::of("a0 b1")
+        .unfinished()
+        .tell("1 assign; 1 start a0; 1 commit 1")
+        .assert_breaks("P3");
 }
 
 #[test]

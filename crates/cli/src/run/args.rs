@@ -2,16 +2,26 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use seriatim::prelude::*;
 use seriatim_kafka::source::StartAt;
+use seriatim_runtime::backend::Backend;
+use seriatim_testkit::history::recording::{self, Consumes};
 
 use super::print::Format;
+use super::record::Recording;
 use crate::connection::Connection;
 use crate::logging::Verbosity;
 use crate::reach::Reach;
 use crate::units::{bytes, duration, positive_duration};
+
+/// Records that one read may bring when the limit of unsettled ones is all but reached: more than any does.
+const READ_MAX: usize = 10_000;
+
+/// What the commit at the end of a drain may take beyond the drain's timeout, when the coordinator is slow to answer.
+const LAST_COMMIT_MAX: Duration = Duration::from_secs(6);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -57,6 +67,10 @@ pub(crate) struct Args {
     /// Judges the order of all records as they are handled; exit code 100 if it was violated
     #[arg(long)]
     pub(super) check: bool,
+
+    /// Writes what happens to this file, for `seriatim verify`; it holds no key and no value
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
 
     /// Stops when so many records are settled; those that a child then works on are finished too
     #[arg(short = 'n', long, value_name = "COUNT")]
@@ -146,17 +160,21 @@ impl Args {
         })
     }
 
-    /// The consumer, without its observer.
-    pub(super) fn builder(&self, reach: &Reach) -> Builder<Cluster> {
-        let limits = &self.limits;
-        let cluster = Cluster::new(&reach.brokers)
+    /// Where the consumer runs.
+    pub(super) fn cluster(&self, reach: &Reach) -> Cluster {
+        Cluster::new(&reach.brokers)
             .properties(reach.properties.clone())
             .start_at(match self.offset {
                 Begin::Start => StartAt::Earliest,
                 Begin::End => StartAt::Latest,
-            });
-        let mut builder = Seriatim::group(&self.group)
-            .on(cluster)
+            })
+    }
+
+    /// The consumer, without its observer.
+    pub(super) fn builder<B: Backend>(&self, backend: B) -> Builder<B> {
+        let limits = &self.limits;
+        let builder = Seriatim::group(&self.group)
+            .on(backend)
             .session_by(self.session_by.clone())
             .missing_session(match self.missing_session {
                 Missing::DeadLetter => MissingSession::DeadLetter,
@@ -171,18 +189,52 @@ impl Args {
                 ..Retry::default()
             })
             .in_flight(limits.in_flight.get())
+            .workers(limits.workers().get())
             .attempt_timeout(limits.attempt_timeout)
             .commit_interval(limits.commit_interval)
             .drain_timeout(limits.drain_timeout)
-            .limits(Limits {
-                unsettled_bytes_max: limits.max_bytes,
-                partition_bytes_max: limits.max_bytes.div_ceil(4),
-                ..Limits::default()
-            })
+            .limits(limits.unsettled())
             .check(self.check);
-        if let Some(workers) = limits.workers {
-            builder = builder.workers(workers.get());
-        }
         self.topics.iter().fold(builder, |builder, topic| builder.topic(topic))
+    }
+
+    /// The recording that is begun, if one is wanted.
+    ///
+    /// # Errors
+    /// When its file cannot be written.
+    pub(super) fn recording(&self) -> anyhow::Result<Option<Recording>> {
+        let Some(file) = &self.record else { return Ok(None) };
+        let (limits, unsettled) = (&self.limits, self.limits.unsettled());
+        let workers = limits.workers().get();
+        let consumes = Consumes {
+            group: self.group.clone(),
+            topics: self.topics.clone(),
+            session_by: self.session_by.to_string(),
+            keyless_are_a_session: matches!(self.missing_session, Missing::PartitionAsSession),
+            begins_at_end: matches!(self.offset, Begin::End),
+            limits: recording::Limits {
+                attempts_max: limits.retry_attempts,
+                in_flight_max: limits.in_flight.get().div_ceil(workers) * workers,
+                unsettled_max: unsettled.unsettled_records_max + READ_MAX,
+                partition_unsettled_max: unsettled.partition_records_max + READ_MAX,
+                drain_max_ms: (limits.drain_timeout + LAST_COMMIT_MAX).as_millis() as u64,
+            },
+        };
+        Recording::begin(file, consumes).map(Some)
+    }
+}
+
+impl LimitArgs {
+    fn workers(&self) -> NonZeroUsize {
+        let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        self.workers.unwrap_or_else(cores)
+    }
+
+    fn unsettled(&self) -> Limits {
+        Limits {
+            unsettled_bytes_max: self.max_bytes,
+            partition_bytes_max: self.max_bytes.div_ceil(4),
+            ..Limits::default()
+        }
     }
 }

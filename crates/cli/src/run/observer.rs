@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use seriatim::LogEvents;
 use seriatim_runtime::ports::{Event, Observer, SourceTrouble};
+use seriatim_testkit::history::TracedObserver;
 use tokio::sync::{Notify, watch};
 
 /// Writes events to the log, and keeps what decides about the run's end. Clones share what they keep.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct RunObserver(Arc<Seen>);
 
 #[derive(Default)]
 struct Seen {
+    recorder: Option<TracedObserver>,
     stopping: AtomicBool,
     draining: watch::Sender<bool>,
     cut_short: AtomicBool,
@@ -20,6 +22,14 @@ struct Seen {
 }
 
 impl RunObserver {
+    /// An observer that passes on what it is told to that of a recording, if there is one.
+    pub(crate) fn new(recorder: Option<TracedObserver>) -> Self {
+        Self(Arc::new(Seen {
+            recorder,
+            ..Seen::default()
+        }))
+    }
+
     /// Says that the run ends: the drains from here on are its last.
     pub(crate) fn stopping(&self) {
         self.0.stopping.store(true, Ordering::Release);
@@ -43,6 +53,9 @@ impl RunObserver {
 
 impl Observer for RunObserver {
     fn observe(&self, event: Event<'_>) {
+        if let Some(recorder) = &self.0.recorder {
+            recorder.note(&event);
+        }
         let stopping = self.0.stopping.load(Ordering::Acquire);
         match event {
             Event::DrainBegan(_) if stopping => drop(self.0.draining.send_replace(true)),

@@ -165,6 +165,12 @@ impl Running {
         self.stdout = None;
     }
 
+    /// Reads on what it prints, and forgets it: a full pipe would stop it.
+    pub(crate) fn read_on(&mut self) {
+        let mut stdout = self.stdout.take().expect("its output is open");
+        thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+    }
+
     /// Sends it a signal, e.g. `TERM`.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
@@ -220,6 +226,19 @@ pub(crate) fn file(stem: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(unique(stem))
 }
 
+/// A helper of `examples/`, which cargo builds with the tests.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let beside = Path::new(env!("CARGO_BIN_EXE_seriatim"))
+        .parent()
+        .expect("it is in a folder");
+    let helper = beside.join("examples").join(name);
+    assert!(
+        helper.is_file(),
+        "build the helper: cargo build -p seriatim-cli --example {name}"
+    );
+    helper
+}
+
 /// Waits until `is_so`.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -251,14 +270,7 @@ impl Journal {
 
     /// The command that runs the helper with this journal.
     pub(crate) fn command(&self, options: &str) -> String {
-        let beside = Path::new(env!("CARGO_BIN_EXE_seriatim"))
-            .parent()
-            .expect("it is in a folder");
-        let helper = beside.join("examples").join("exec-child");
-        assert!(
-            helper.is_file(),
-            "build the helper: cargo build -p seriatim-cli --example exec-child"
-        );
+        let helper = example("exec-child");
         format!("exec '{}' '{}' {options}", helper.display(), self.path.display())
     }
 

@@ -1,23 +1,61 @@
 //! What stands at the ports and writes down what passes.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::Hasher;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 use seriatim_engine::ack_map;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
 use seriatim_engine::record::{Offset, PartitionId, RecordId};
+use seriatim_runtime::backend::Backend;
 use seriatim_runtime::context::Context;
 use seriatim_runtime::failure::{Failure, FailureClass};
+use seriatim_runtime::message::Message;
 use seriatim_runtime::ports::{
     Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Event, Granted, Handler, LeaseTerm, Observer,
     Records, Source, SourceError, SourceEvent, Start,
 };
 use seriatim_runtime::record::Record;
+use siphasher::sip::SipHasher13;
 
 use super::{AckMap, Ended, EpochNumber, History, What};
+
+/// A backend whose source and dead letters are watched.
+pub struct TracedBackend<B> {
+    backend: B,
+    instance: u32,
+    history: History,
+}
+
+impl<B: Backend> TracedBackend<B> {
+    /// Watches `backend` as that of `instance`.
+    pub fn new(backend: B, instance: u32, history: &History) -> Self {
+        Self {
+            backend,
+            instance,
+            history: history.clone(),
+        }
+    }
+}
+
+impl<B: Backend> Backend for TracedBackend<B> {
+    type Source = Traced<B::Source>;
+    type DeadLetters = TracedLetters<B::DeadLetters>;
+    type Error = B::Error;
+
+    fn dead_letters(&self, group: &str) -> Result<Self::DeadLetters, B::Error> {
+        let letters = self.backend.dead_letters(group)?;
+        Ok(TracedLetters::new(letters, self.instance, &self.history))
+    }
+
+    fn join(self, group: &str, topics: &[String]) -> Result<(Self::Source, Waker), B::Error> {
+        let (source, waker) = self.backend.join(group, topics)?;
+        Ok((Traced::new(source, self.instance, &self.history), waker))
+    }
+}
 
 /// A source that is watched.
 pub struct Traced<S> {
@@ -26,8 +64,8 @@ pub struct Traced<S> {
     history: History,
     granted: HashMap<PartitionId, Granted>,
     epochs: HashMap<AssignmentEpoch, EpochNumber>,
-    /// What background commits are for, oldest first.
-    sent: std::collections::VecDeque<Vec<EpochNumber>>,
+    /// What background commits are for that were not answered.
+    unanswered: Vec<EpochNumber>,
 }
 
 impl<S: Source> Traced<S> {
@@ -39,7 +77,7 @@ impl<S: Source> Traced<S> {
             history: history.clone(),
             granted: HashMap::new(),
             epochs: HashMap::new(),
-            sent: std::collections::VecDeque::new(),
+            unanswered: Vec::new(),
         }
     }
 
@@ -58,12 +96,22 @@ impl<S: Source> Traced<S> {
             SourceEvent::Revoked(epochs) => epochs
                 .iter()
                 .for_each(|epoch| self.note(What::RevokeBegin(self.epochs[epoch]))),
-            SourceEvent::Lost(epochs) => epochs
-                .iter()
-                .for_each(|epoch| self.note(What::Lost(self.epochs[epoch]))),
-            SourceEvent::Committed(answer) => {
-                let epochs = self.sent.pop_front().expect("one answer for each background commit");
-                self.note_answer(epochs, answer.is_ok());
+            SourceEvent::Lost(epochs) => {
+                for epoch in epochs {
+                    let epoch = self.epochs[epoch];
+                    self.unanswered.retain(|unanswered| *unanswered != epoch);
+                    self.note(What::Lost(epoch));
+                }
+            }
+            SourceEvent::Committed(Ok(commits)) => {
+                let taken: Vec<EpochNumber> = commits.iter().map(|commit| self.epochs[&commit.epoch]).collect();
+                self.unanswered.retain(|epoch| !taken.contains(epoch));
+                self.note_answer(taken, true);
+            }
+            // Of several partitions' commits a broker may take some, which was told before.
+            SourceEvent::Committed(Err(_)) => {
+                let refused = std::mem::take(&mut self.unanswered);
+                self.note_answer(refused, false);
             }
             SourceEvent::Records | SourceEvent::Ends(_) | SourceEvent::Trouble(_) => {}
         }
@@ -87,8 +135,11 @@ impl<S: Source> Source for Traced<S> {
         let event = self.source.poll(wait, records.as_deref_mut())?;
         match (&event, records) {
             (Some(SourceEvent::Records), Some(records)) => {
+                let mut begin = 0;
                 for run in &records.runs {
-                    self.note(What::Delivered(self.epochs[&run.epoch], run.len));
+                    let from = records.messages[begin].offset();
+                    self.note(What::Delivered(self.epochs[&run.epoch], run.len, from));
+                    begin += run.len;
                 }
             }
             (Some(event), _) => self.note_event(event),
@@ -129,7 +180,7 @@ impl<S: Source> Source for Traced<S> {
         }
         let answer = self.source.commit(commits, mode);
         match (mode, &answer) {
-            (CommitMode::Background, Ok(())) => self.sent.push_back(epochs),
+            (CommitMode::Background, Ok(())) => self.unanswered.extend(epochs),
             _ => self.note_answer(epochs, answer.is_ok()),
         }
         answer
@@ -280,16 +331,24 @@ impl TracedObserver {
     }
 }
 
-impl Observer for TracedObserver {
-    fn observe(&self, event: Event<'_>) {
+impl TracedObserver {
+    /// Writes `event` down, for an observer that passes on what it is told.
+    pub fn note(&self, event: &Event<'_>) {
         let what = match event {
             Event::Retrying {
                 record, attempt, delay, ..
-            } => What::Retry(record.id(), attempt, self.history.now() + delay),
+            } => What::Retry(record.id(), *attempt, self.history.now() + *delay),
+            Event::AckMapTruncated(partition) => What::MapCut((*partition).clone()),
             Event::Violation(violation) => What::CheckerViolation(violation.to_string()),
             _ => return,
         };
         self.history.note(self.instance, what);
+    }
+}
+
+impl Observer for TracedObserver {
+    fn observe(&self, event: Event<'_>) {
+        self.note(&event);
     }
 }
 
@@ -299,14 +358,27 @@ fn ack_map(metadata: &str, committed: Option<Offset>, end: Option<Offset>) -> Ac
     decoded.and_then(Result::ok).unwrap_or_default()
 }
 
-/// A hash of a record's key, value and headers, without the headers that a dead letter adds: what must never change.
+/// A hash of a record's key, value and headers, without the headers that a dead letter adds: what must never change. It
+/// is the same in every process and build.
 pub fn fingerprint(record: &Record) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    record.key().hash(&mut hasher);
-    record.value().hash(&mut hasher);
+    let mut hasher = SipHasher13::new();
+    hash_part(&mut hasher, record.key());
+    hash_part(&mut hasher, record.value());
     let added = |name: &[u8]| name.starts_with(b"kafka_dlt-") || name.starts_with(b"seriatim-");
     for header in record.headers().filter(|header| !added(header.name)) {
-        (header.name, header.value).hash(&mut hasher);
+        hash_part(&mut hasher, Some(header.name));
+        hash_part(&mut hasher, header.value);
     }
     hasher.finish()
+}
+
+/// With its length, so that no two records' parts run into each other alike.
+fn hash_part(hasher: &mut SipHasher13, part: Option<&[u8]>) {
+    match part {
+        Some(bytes) => {
+            hasher.write(&(bytes.len() as u64).to_le_bytes());
+            hasher.write(bytes);
+        }
+        None => hasher.write(&u64::MAX.to_le_bytes()),
+    }
 }

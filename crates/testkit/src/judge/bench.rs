@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use seriatim_engine::record::{PartitionId, RecordId};
 
+use super::durable::Durable;
 use super::epoch::{Attempts, Epoch, Phase};
 use super::{Judgement, PartitionTruth, Rules, Truth, Violation, story};
 use crate::history::{Entry, EpochNumber, What};
@@ -17,6 +18,8 @@ pub(super) struct Judge<'a> {
     pub(super) sessions: HashMap<&'a [u8], Session>,
     pub(super) epochs: Vec<Epoch>,
     pub(super) owned: HashMap<(u32, PartitionId), EpochNumber>,
+    /// The last period of each partition that was lost, and when.
+    pub(super) lost: HashMap<(u32, PartitionId), (EpochNumber, Duration)>,
     pub(super) instances: HashMap<u32, Instance>,
     pub(super) open: HashMap<Session, Vec<Open>>,
     pub(super) letters: HashMap<RecordId, Letter>,
@@ -36,11 +39,13 @@ pub(super) struct Index {
     pub(super) settled_ever: Vec<bool>,
     /// What was settled when the partition was last released in good order, and so is not to be repeated.
     pub(super) released: Vec<usize>,
+    /// What the group may have on record.
+    pub(super) durable: Durable,
 }
 
 #[derive(Default)]
 pub(super) struct Instance {
-    pub(super) crashed: bool,
+    pub(super) gone: bool,
     pub(super) open: usize,
     pub(super) unsettled: usize,
     pub(super) paused_at: Option<Duration>,
@@ -72,6 +77,7 @@ impl<'a> Judge<'a> {
             sessions: HashMap::new(),
             epochs: Vec::new(),
             owned: HashMap::new(),
+            lost: HashMap::new(),
             instances: HashMap::new(),
             open: HashMap::new(),
             letters: HashMap::new(),
@@ -113,11 +119,11 @@ impl<'a> Judge<'a> {
             } => {
                 self.assigned(i, *epoch, partition, *committed, settled);
             }
-            What::Delivered(epoch, records) => self.delivered(*epoch, *records),
+            What::Delivered(epoch, records, from) => self.delivered(*epoch, *records, *from),
             What::FlowSet(epoch, flow) => self.flow_set(*epoch, *flow),
             What::RevokeBegin(epoch) => self.epochs[epoch.0].phase = Phase::Draining(at),
             What::RevokeEnd(epoch) => self.released(*epoch, at),
-            What::Lost(epoch) => self.lost(*epoch),
+            What::Lost(epoch) => self.lost(*epoch, at),
             What::Start {
                 record,
                 attempt,
@@ -132,10 +138,12 @@ impl<'a> Judge<'a> {
             What::LetterFailed(_) => self.judgement.counts.failed_letters += 1,
             What::CommitSent(epoch, watermark, settled) => self.commit_sent(*epoch, *watermark, settled),
             What::CommitAnswered(epoch, succeeded) => self.commit_answered(*epoch, *succeeded),
+            What::MapCut(partition) => self.map_cut(i, partition),
             What::Expired => self.expired(i),
             What::Paused => self.instance(i).paused_at = Some(at),
             What::Resumed => self.resumed(i, at),
             What::Crashed => self.crashed(i),
+            What::Left => self.gone(i),
             What::CheckerViolation(text) => {
                 self.blame("P1", Focus::All, format!("the engine's own checker says: {text}"))
             }
@@ -147,11 +155,7 @@ impl<'a> Judge<'a> {
     }
 
     pub(super) fn place(&self, record: &RecordId) -> Option<usize> {
-        let partition = self.truth.partitions.get(&record.partition)?;
-        let found = partition
-            .records
-            .binary_search_by_key(&record.offset, |record| record.offset);
-        found.ok()
+        self.truth.place(record)
     }
 
     /// The session of a record; one without a key is a session of its own kind, in which nothing starts.

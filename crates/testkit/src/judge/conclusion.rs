@@ -32,6 +32,19 @@ impl Judge<'_> {
     }
 
     pub(super) fn conclude_partition(&mut self, id: &PartitionId, partition: &PartitionTruth) {
+        if !self.rules.settled {
+            return;
+        }
+        if let Some(known) = self.partitions[id].durable.contradicts(partition.committed) {
+            let told = partition
+                .committed
+                .map_or("nothing".to_owned(), |offset| offset.to_string());
+            let text = format!(
+                "the group has {told} on record for {id}, and {known} was acknowledged last; is a recording missing, or was \
+                 the group moved by hand?"
+            );
+            self.blame("P4", id, text);
+        }
         let settled = &self.partitions[id].settled_ever;
         if let Some(place) = settled.iter().position(|settled| !settled) {
             let offset = partition.records[place].offset;

@@ -20,6 +20,10 @@ pub(super) struct Epoch {
     pub(super) phase: Phase,
     /// Whether the group dropped its owner.
     pub(super) fenced: bool,
+    /// Whether another period of the partition has begun since.
+    pub(super) superseded: bool,
+    /// Whether the commit that is sent next, and the last that was, have no room for all that is settled.
+    pub(super) map_cut: (bool, bool),
     pub(super) held: bool,
     /// The index of the next record to be delivered.
     position: usize,
@@ -64,6 +68,8 @@ impl Epoch {
             settled,
             phase: Phase::Active,
             fenced: false,
+            superseded: false,
+            map_cut: (false, false),
             held: false,
             position: start,
             unsettled: 0,
@@ -78,9 +84,10 @@ impl Epoch {
         place.checked_sub(self.start).and_then(|place| self.settled.get(place)) == Some(&true)
     }
 
-    /// Counts the next records as delivered; returns how many of them are not settled.
-    pub(super) fn deliver(&mut self, records: usize) -> usize {
-        let places = self.position..self.position + records;
+    /// Counts records as delivered, from this index on at the earliest; returns how many of them are not settled.
+    pub(super) fn deliver(&mut self, from: usize, records: usize) -> usize {
+        let from = from.max(self.position);
+        let places = from..from + records;
         self.position = places.end;
         let unsettled = places.filter(|place| !self.is_settled(*place)).count();
         self.unsettled += unsettled;

@@ -22,11 +22,7 @@ impl Judge<'_> {
             );
         }
         let Some(number) = self.owned.get(&(i, partition.clone())).copied() else {
-            return self.blame(
-                "P7",
-                record,
-                format!("{record} starts in instance {i}, which does not own it"),
-            );
+            return self.started_unowned(i, record, attempt, place, at);
         };
         if self.epochs[number.0].fenced {
             self.judgement.counts.starts_after_lease += 1;
@@ -41,7 +37,37 @@ impl Judge<'_> {
         self.judge_place(number, record, place);
         self.judge_overlap(i, number, record, place);
         self.judge_attempt(number, record, place, attempt, at);
+        self.open(i, number, record, place, attempt);
+        let instance = self.instance(i);
+        if instance.open > self.rules.in_flight_max {
+            self.blame(
+                "P10",
+                record,
+                format!("{record} starts, and one handler too many runs in instance {i}"),
+            );
+        }
+    }
 
+    /// P7: in real processes a worker hears of a loss a moment after it was noted. What it starts by then is the old
+    /// period's, which the group has fenced.
+    fn started_unowned(&mut self, i: u32, record: &RecordId, attempt: u32, place: usize, at: Duration) {
+        let lost = self.lost.get(&(i, record.partition.clone())).copied();
+        let slack = self.rules.loss_slack;
+        match lost.filter(|(_, lost_at)| !slack.is_zero() && at <= *lost_at + slack) {
+            Some((number, _)) => {
+                self.judgement.counts.starts_after_loss += 1;
+                self.judge_overlap(i, number, record, place);
+                self.open(i, number, record, place, attempt);
+            }
+            None => self.blame(
+                "P7",
+                record,
+                format!("{record} starts in instance {i}, which does not own it"),
+            ),
+        }
+    }
+
+    fn open(&mut self, i: u32, number: EpochNumber, record: &RecordId, place: usize, attempt: u32) {
         let open = Open {
             instance: i,
             epoch: number,
@@ -50,16 +76,9 @@ impl Judge<'_> {
             kept: 0,
             cancelled: false,
         };
-        self.open.entry(self.session(partition, place)).or_default().push(open);
-        let instance = self.instance(i);
-        instance.open += 1;
-        if instance.open > self.rules.in_flight_max {
-            self.blame(
-                "P10",
-                record,
-                format!("{record} starts, and one handler too many runs in instance {i}"),
-            );
-        }
+        let session = self.session(&record.partition, place);
+        self.open.entry(session).or_default().push(open);
+        self.instance(i).open += 1;
     }
 
     /// P1 and P6: whether it is the record's turn in its session.

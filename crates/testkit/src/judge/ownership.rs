@@ -30,6 +30,13 @@ impl Judge<'_> {
             skipped[place - start] = true;
         }
         self.judgement.counts.skipped += skipped.iter().filter(|skipped| **skipped).count() as u64;
+        self.judge_begin(number, partition, committed, settled);
+        if !self.partitions[partition].durable.is_known() {
+            self.pass_over(partition, start, &skipped);
+        }
+        for epoch in self.epochs.iter_mut().filter(|epoch| epoch.partition == *partition) {
+            epoch.superseded = true;
+        }
         let epoch = Epoch::new(i, partition.clone(), start, skipped);
         let released = std::mem::take(&mut self.partitions.get_mut(partition).expect("a known partition").released);
         let repeated = released
@@ -49,7 +56,17 @@ impl Judge<'_> {
         self.owned.insert((i, partition.clone()), number);
     }
 
-    pub(super) fn delivered(&mut self, number: EpochNumber, records: usize) {
+    /// Nobody has committed yet, so what this period begins behind was settled before the history began, or is not wanted.
+    fn pass_over(&mut self, partition: &PartitionId, start: usize, skipped: &[bool]) {
+        let index = self.partitions.get_mut(partition).expect("a known partition");
+        index.settled_ever[..start].fill(true);
+        let above = index.settled_ever[start..].iter_mut().zip(skipped);
+        above.for_each(|(settled, skipped)| *settled |= skipped);
+    }
+
+    pub(super) fn delivered(&mut self, number: EpochNumber, records: usize, from: Offset) {
+        let partition = &self.epochs[number.0].partition;
+        let from = self.truth.partitions[partition].first_at(from);
         let epoch = &mut self.epochs[number.0];
         if epoch.held {
             let partition = epoch.partition.clone();
@@ -62,7 +79,7 @@ impl Judge<'_> {
         if epoch.phase != Phase::Active {
             return;
         }
-        let records = epoch.deliver(records);
+        let records = epoch.deliver(from, records);
         let (i, unsettled, partition) = (epoch.instance, epoch.unsettled, epoch.partition.clone());
         self.instance(i).unsettled += records;
         let all = self.instance(i).unsettled;
@@ -82,7 +99,14 @@ impl Judge<'_> {
         self.judgement.counts.releases += 1;
         let epoch = &self.epochs[number.0];
         let (partition, in_order) = (epoch.partition.clone(), epoch.commit_stands());
-        let settled = epoch.settled().collect();
+        let mut settled: Vec<usize> = epoch.settled().collect();
+        if epoch.map_cut.1 {
+            // What the last commit had no room for may be repeated.
+            let durable = self.partitions[&partition]
+                .durable
+                .last(&self.truth.partitions[&partition]);
+            settled.retain(|place| durable.covers(*place));
+        }
         let began = match epoch.phase {
             Phase::Draining(began) => Some(began),
             _ => None,
@@ -111,9 +135,13 @@ impl Judge<'_> {
         self.end_epoch(number, Phase::Released);
     }
 
-    pub(super) fn lost(&mut self, epoch: EpochNumber) {
+    pub(super) fn lost(&mut self, number: EpochNumber, at: Duration) {
         self.judgement.counts.losses += 1;
-        self.end_epoch(epoch, Phase::Lost);
+        let epoch = &mut self.epochs[number.0];
+        epoch.fenced = true;
+        let key = (epoch.instance, epoch.partition.clone());
+        self.lost.insert(key, (number, at));
+        self.end_epoch(number, Phase::Lost);
     }
 
     pub(super) fn end_epoch(&mut self, number: EpochNumber, phase: Phase) {
@@ -148,8 +176,13 @@ impl Judge<'_> {
 
     pub(super) fn crashed(&mut self, i: u32) {
         self.judgement.counts.crashes += 1;
+        self.gone(i);
+    }
+
+    /// Nothing of the instance runs any more.
+    pub(super) fn gone(&mut self, i: u32) {
         *self.instance(i) = Instance {
-            crashed: true,
+            gone: true,
             ..Instance::default()
         };
         self.open

@@ -1,6 +1,6 @@
 //! The ground truth: what lies in the log when all is over, read apart from the history.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Range, RangeInclusive};
 
 use seriatim_engine::record::{Offset, PartitionId, RecordId};
@@ -50,36 +50,71 @@ impl Truth {
         for number in 0.. {
             let id = PartitionId::new(topic, number);
             let Some(end) = log.end(&id) else { break };
-            let partition = PartitionTruth {
-                records: Vec::new(),
-                end: end.get(),
-                committed: log.committed(group, &id),
-            };
-            truth.partitions.insert(id, partition);
+            let committed = log.committed(group, &id);
+            truth.add_partition(id, end.get(), committed);
         }
         for record in log.records(topic) {
-            let partition = truth
-                .partitions
-                .get_mut(&record.id().partition)
-                .expect("every partition was listed");
-            partition.records.push(RecordTruth {
-                offset: Offset::new(record.offset()),
-                session: session_by.key_of_record(&record).ok(),
-                fingerprint: fingerprint(&record),
-            });
+            truth.add_record(&record, session_by);
         }
         for letter in log.records(&format!("{topic}.dlq")) {
-            truth
-                .letters
-                .entry(origin_of(&letter))
-                .or_default()
-                .push(fingerprint(&letter));
+            truth.add_letter(&letter);
         }
         let applied = log.commits(group).into_iter();
         truth.commits = applied
             .map(|commit| (commit.partition, commit.watermark, commit.by_owner))
             .collect();
         truth
+    }
+
+    /// Adds a partition whose log ends before `end`, with nothing in it yet.
+    pub fn add_partition(&mut self, id: PartitionId, end: i64, committed: Option<Offset>) {
+        let partition = PartitionTruth {
+            records: Vec::new(),
+            end,
+            committed,
+        };
+        self.partitions.insert(id, partition);
+    }
+
+    /// Adds a record behind those of its partition.
+    ///
+    /// # Panics
+    /// When its partition was not added.
+    pub fn add_record(&mut self, record: &Record, session_by: &SessionBy) {
+        let partition = self.partitions.get_mut(&record.id().partition);
+        partition.expect("every partition was added").records.push(RecordTruth {
+            offset: Offset::new(record.offset()),
+            session: session_by.key_of_record(record).ok(),
+            fingerprint: fingerprint(record),
+        });
+    }
+
+    /// Adds what lies in a topic of dead letters, after all records; what is none of these records' letter is not added.
+    pub fn add_letter(&mut self, letter: &Record) {
+        let Some(origin) = origin_of(letter) else { return };
+        let Some(place) = self.place(&origin) else { return };
+        let copy = match letter.header("seriatim-reason") {
+            // Its value is replaced by a hash of another kind, so what it was cannot be compared.
+            Some(b"oversize") => self.partitions[&origin.partition].records[place].fingerprint,
+            _ => fingerprint(letter),
+        };
+        self.letters.entry(origin).or_default().push(copy);
+    }
+
+    /// How many sessions the records belong to.
+    pub fn session_count(&self) -> usize {
+        let records = self.partitions.values().flat_map(|partition| &partition.records);
+        let sessions = records.filter_map(|record| record.session.as_deref());
+        sessions.collect::<HashSet<_>>().len()
+    }
+
+    /// The index of a record in its partition.
+    pub(super) fn place(&self, record: &RecordId) -> Option<usize> {
+        let partition = self.partitions.get(&record.partition)?;
+        let found = partition
+            .records
+            .binary_search_by_key(&record.offset, |record| record.offset);
+        found.ok()
     }
 
     /// Lets the records without a session key of one partition be one session, as
@@ -108,23 +143,13 @@ impl PartitionTruth {
 }
 
 /// Where a dead letter came from, by its headers.
-fn origin_of(letter: &Record) -> RecordId {
-    let text =
-        |name| std::str::from_utf8(letter.header(name).expect("a dead letter names its origin")).unwrap_or_default();
-    let number = |name| {
-        letter
-            .header(name)
-            .and_then(|bytes| bytes.try_into().ok())
-            .map(i64::from_be_bytes)
-    };
-    let partition = letter
-        .header("kafka_dlt-original-partition")
-        .and_then(|bytes| bytes.try_into().ok());
-    RecordId {
-        partition: PartitionId::new(
-            text("kafka_dlt-original-topic"),
-            partition.map_or(-1, i32::from_be_bytes),
-        ),
-        offset: Offset::new(number("kafka_dlt-original-offset").unwrap_or(0)),
-    }
+fn origin_of(letter: &Record) -> Option<RecordId> {
+    let topic = std::str::from_utf8(letter.header("kafka_dlt-original-topic")?).ok()?;
+    let partition = letter.header("kafka_dlt-original-partition")?.try_into().ok()?;
+    let offset = letter.header("kafka_dlt-original-offset")?.try_into().ok()?;
+    let offset = i64::from_be_bytes(offset);
+    (offset >= 0).then(|| RecordId {
+        partition: PartitionId::new(topic, i32::from_be_bytes(partition)),
+        offset: Offset::new(offset),
+    })
 }

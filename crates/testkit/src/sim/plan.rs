@@ -81,8 +81,8 @@ impl Plan {
             unsettled_max: limits.unsettled_records_max + self.batch_max,
             partition_unsettled_max: limits.partition_records_max + self.batch_max,
             drain_max: self.config.dispatcher.drain_timeout + DRAIN_SLACK,
-            clock_slack: Duration::ZERO,
             lease: true,
+            ..Rules::default()
         }
     }
 

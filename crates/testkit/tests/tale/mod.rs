@@ -17,6 +17,8 @@ pub(crate) struct Tale {
     epochs: usize,
     owned: HashMap<u32, EpochNumber>,
     lease: bool,
+    loss_slack: Duration,
+    settled: bool,
 }
 
 fn chat() -> PartitionId {
@@ -68,11 +70,24 @@ impl Tale {
             epochs: 0,
             owned: HashMap::new(),
             lease: false,
+            loss_slack: Duration::ZERO,
+            settled: true,
         }
     }
 
     pub(crate) fn leased(mut self) -> Self {
         self.lease = true;
+        self
+    }
+
+    /// Workers hear of losses so many milliseconds later.
+    pub(crate) fn slack(mut self, millis: u64) -> Self {
+        self.loss_slack = Duration::from_millis(millis);
+        self
+    }
+
+    pub(crate) fn unfinished(mut self) -> Self {
+        self.settled = false;
         self
     }
 
@@ -91,7 +106,7 @@ impl Tale {
             "revoke" => What::RevokeBegin(self.owned[&instance]),
             "give-back" => What::RevokeEnd(self.owned[&instance]),
             "lost" => What::Lost(self.owned[&instance]),
-            "deliver" => What::Delivered(self.owned[&instance], number(0, 1) as usize),
+            "deliver" => What::Delivered(self.owned[&instance], number(0, 1) as usize, Offset::ZERO),
             "hold" => What::FlowSet(self.owned[&instance], Flow::Held),
             "start" => What::Start {
                 record: record(words[0]),
@@ -113,6 +128,9 @@ impl Tale {
             "letter-garbled" => self.letter(record(words[0]), Some(8)),
             "letter-lost" => self.letter(record(words[0]), None),
             "commit" => return self.commit(instance, words),
+            "send" => What::CommitSent(self.owned[&instance], offset(words[0]), ack_map(words)),
+            "refused" => What::CommitAnswered(self.owned[&instance], false),
+            "map-cut" => What::MapCut(chat()),
             "expire" => What::Expired,
             "crash" => What::Crashed,
             "pause" => What::Paused,
@@ -167,6 +185,8 @@ impl Tale {
             unsettled_max: 10,
             drain_max: Duration::from_millis(100),
             lease: self.lease,
+            loss_slack: self.loss_slack,
+            settled: self.settled,
             ..Rules::default()
         }
     }
