@@ -10,7 +10,7 @@ mod certificates;
 mod keeper;
 mod listeners;
 mod node;
-mod ports;
+pub(crate) mod ports;
 mod wire;
 
 use std::io;
@@ -53,7 +53,8 @@ pub struct BrokerOptions {
     pub partitions: u32,
     /// What it takes to listen with TLS and with passwords too, on ports of their own: see [`Broker::bootstrap_of`].
     pub security: Option<Security>,
-    /// Lines for `server.properties` of every node. They come last, so they override the fixture's own.
+    /// Lines for `server.properties` of every node. They come last, so they override the fixture's own. In a value
+    /// `{client_port}` and `{controller_port}` stand for the node's own.
     pub properties: Vec<(String, String)>,
 }
 

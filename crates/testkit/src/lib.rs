@@ -11,12 +11,14 @@
 //! 5. [`sim`]: several instances on virtual time, with everything going wrong, by seed.
 //! 6. [`story`]: one instance on virtual time, told record by record.
 //! 7. [`broker`]: a real Kafka for a test.
+//! 8. [`proxy`]: a wire to it that can be broken.
 
 pub mod backend;
 pub mod broker;
 pub mod history;
 pub mod judge;
 pub mod log;
+pub mod proxy;
 mod rng;
 pub mod sim;
 pub mod story;

@@ -6,6 +6,7 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
+use std::collections::HashMap;
 use std::fs;
 use std::ops::RangeBounds;
 use std::path::PathBuf;
@@ -96,23 +97,52 @@ impl Arena {
     #[track_caller]
     pub(crate) fn assemble(&mut self, count: usize) -> Vec<Running> {
         let members = (0..count).map(|_| self.join()).collect();
-        until("each partition is owned", || {
-            self.entries("assign") >= PARTITIONS as usize
-        });
+        self.await_ownership();
         members
     }
 
+    /// Waits until all partitions were owned by somebody.
+    #[track_caller]
+    pub(crate) fn await_ownership(&self) {
+        until("each partition is owned", || {
+            self.entries("assign") >= PARTITIONS as usize
+        });
+    }
+
     /// How many entries of this kind were recorded.
-    pub(crate) fn entries(&self, verb: &str) -> usize {
-        let recorded = self
-            .recordings
-            .iter()
-            .map(|file| fs::read_to_string(file).unwrap_or_default());
+    fn entries(&self, verb: &str) -> usize {
         let of_verb = |text: String| {
-            let verbs = text.lines().filter_map(|line| line.split(' ').nth(1));
-            verbs.filter(|found| *found == verb).count()
+            text.lines()
+                .filter(|line| entry(line).is_some_and(|entry| entry.1 == verb))
+                .count()
         };
-        recorded.map(of_verb).sum()
+        self.recorded().map(of_verb).sum()
+    }
+
+    /// How many commits were answered, and that later than this.
+    pub(crate) fn answers_later_than(&self, late: Duration) -> usize {
+        let late_of = |text: String| {
+            let mut sent = HashMap::new();
+            let mut count = 0;
+            for (time, verb, rest) in text.lines().filter_map(entry) {
+                let epoch = rest.split(' ').next().unwrap_or_default().to_owned();
+                match verb {
+                    "commit" => drop(sent.entry(epoch).or_insert(time)),
+                    "answer" => {
+                        let waited = sent.remove(&epoch).map(|sent| time - sent);
+                        count += usize::from(waited >= Some(late) && rest.ends_with("yes"));
+                    }
+                    _ => {}
+                }
+            }
+            count
+        };
+        self.recorded().map(late_of).sum()
+    }
+
+    fn recorded(&self) -> impl Iterator<Item = String> {
+        let files = self.recordings.iter();
+        files.map(|file| fs::read_to_string(file).unwrap_or_default())
     }
 
     fn start(&mut self, brokers: &str, work: &[&str]) -> Running {
@@ -205,6 +235,13 @@ impl Arena {
     pub(crate) fn draw(&mut self, bound: usize) -> usize {
         self.rng.below(bound)
     }
+}
+
+/// Time, verb, and particulars of a recorded entry.
+fn entry(line: &str) -> Option<(Duration, &str, &str)> {
+    let (time, rest) = line.split_once(' ')?;
+    let (verb, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some((Duration::from_nanos(time.parse().ok()?), verb, rest))
 }
 
 /// Lines that are produced at a time: small beside what is unsettled.

@@ -224,6 +224,8 @@ log.cleaner.dedupe.buffer.size=16777216
         properties.push_str(&security.properties());
     }
     for (key, value) in &options.properties {
+        let value = value.replace("{client_port}", &ports.client.to_string());
+        let value = value.replace("{controller_port}", &ports.controller.to_string());
         properties.push_str(&format!("{key}={value}\n"));
     }
     properties

@@ -32,7 +32,7 @@ impl NodePorts {
 
 /// Ports that are free now, below those that the kernel gives to outgoing connections. Of those, one could go to a
 /// client that retries a killed node: its connection would then reach itself, and hold the port against a restart.
-fn free_ports(count: usize) -> Vec<u16> {
+pub(crate) fn free_ports(count: usize) -> Vec<u16> {
     const PORTS: std::ops::Range<u64> = 20_000..32_000;
     use std::hash::{BuildHasher, RandomState};
 

@@ -1,0 +1,101 @@
+//! Ownership on a real broker, with real processes: zombies, a broker that dies, a network that loses answers.
+
+mod arena;
+mod command;
+
+use std::time::{Duration, Instant};
+
+use arena::{Arena, at, leave};
+use seriatim_testkit::broker::{Broker, BrokerOptions, shared};
+use seriatim_testkit::proxy::{Direction, Proxy};
+
+/// After this time a member that stands still is missed.
+const SOON_MISSED: Duration = Duration::from_secs(3);
+
+/// Longer than a broker takes to come back, so that it finds its members still there.
+const PATIENT: Duration = Duration::from_secs(15);
+
+#[test]
+fn a_zombie_takes_nothing_back() {
+    let mut arena = Arena::new("zombie", shared(), SOON_MISSED);
+    let members = arena.assemble(3);
+    arena.produce(15, Duration::from_secs(18));
+    let began = Instant::now();
+    for (round, victim) in [0, 1].into_iter().enumerate() {
+        at(began, Duration::from_secs(3 + 8 * round as u64));
+        members[victim].signal("STOP");
+        at(began, Duration::from_secs(9 + 8 * round as u64));
+        members[victim].signal("CONT");
+    }
+    arena.settle();
+    members.into_iter().for_each(leave);
+    arena
+        .verdict()
+        .expect_faulty_handlers()
+        .expect("expiries", 2..)
+        .expect("losses", 6..)
+        .expect("repeats", 1..);
+}
+
+#[test]
+fn a_broker_that_dies_and_comes_back_finds_everything_in_order() {
+    let broker = Broker::start().expect("a broker");
+    let mut arena = Arena::new("broker", &broker, PATIENT);
+    let members = arena.assemble(3);
+    arena.produce(10, Duration::from_secs(12));
+    at(Instant::now(), Duration::from_secs(3));
+    broker.node(1).restart().expect("it is killed, and comes back");
+    arena.settle();
+    members.into_iter().for_each(leave);
+    arena
+        .verdict()
+        .expect_faulty_handlers()
+        .expect("failed_commits", 1..)
+        .expect("crashes", ..=0);
+}
+
+#[test]
+fn answers_that_are_lost_and_links_that_are_half_open_lose_nothing() {
+    let proxy = Proxy::start().expect("a proxy");
+    let options = BrokerOptions {
+        properties: proxy.broker_properties(),
+        ..BrokerOptions::default()
+    };
+    let broker = Broker::start_with(&options).expect("a broker");
+    let mut arena = Arena::new("network", &broker, SOON_MISSED);
+    let mut members = vec![arena.join()];
+    members.extend((0..2).map(|_| arena.join_by(&proxy.bootstrap())));
+    arena.await_ownership();
+    arena.produce(15, Duration::from_secs(24));
+    let began = Instant::now();
+    // Commits take effect, and nobody is told: the client asks again over a new connection.
+    for round in 0..3 {
+        at(began, Duration::from_millis(2_000 + 3_000 * round));
+        proxy.hold(Direction::Answers);
+        at(began, Duration::from_millis(3_500 + 3_000 * round));
+        proxy.reset();
+        proxy.release();
+    }
+    // What is sent is lost.
+    at(began, Duration::from_secs(12));
+    proxy.cut(Direction::Requests);
+    at(began, Duration::from_secs(13));
+    proxy.reset();
+    proxy.release();
+    // Both ends believe in the other, until the group does not.
+    at(began, Duration::from_secs(18));
+    proxy.hold(Direction::Requests);
+    proxy.hold(Direction::Answers);
+    at(began, Duration::from_secs(25));
+    proxy.release();
+    arena.settle();
+    members.into_iter().for_each(leave);
+    let late_answers = arena.answers_later_than(Duration::from_secs(1));
+    assert!(late_answers >= 3, "{late_answers} commits were answered late");
+    arena
+        .verdict()
+        .expect_faulty_handlers()
+        .expect("crashes", ..=0)
+        .expect("losses", 2..)
+        .expect("repeats", 1..);
+}
