@@ -31,7 +31,7 @@ use crate::log::{CommitFault, MemberId, NewRecord};
 use crate::rng::Rng;
 pub(crate) use instance::{Instance, Pending};
 use plan::{Deed, FAULTS_FOR, Plan};
-pub use sabotage::Sabotage;
+pub use sabotage::{Sabotage, Sabotaged};
 pub(crate) use script::Leftovers;
 pub(crate) use world::{GROUP, TOPIC, World};
 

@@ -13,9 +13,15 @@ impl Judge<'_> {
         epoch.commit = CommitState::UnderWay;
         epoch.map_cut = (false, epoch.map_cut.0);
         let superseded = epoch.superseded;
+        let fell_from = (watermark < epoch.sent).then_some(epoch.sent);
+        epoch.sent = epoch.sent.max(watermark);
         let (partition, ended, place) = (epoch.partition.clone(), epoch.phase.is_over(), epoch.watermark);
         let durable = &mut self.partitions.get_mut(&partition).expect("a known partition").durable;
         durable.sent(number, watermark, settled, superseded);
+        if let Some(before) = fell_from {
+            let text = format!("{watermark} of {partition} is committed after {before}");
+            return self.blame("P4", &partition, text);
+        }
         let truth = &self.truth.partitions[&partition];
         let unsettled = truth.records.get(place).map(|record| record.offset);
         let mut mapped = settled.iter().flat_map(|range| truth.within(range));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use seriatim_engine::record::PartitionId;
+use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::ports::DeadLetterReason;
 
 use crate::history::Ended;
@@ -31,6 +31,8 @@ pub(super) struct Epoch {
     pub(super) unsettled: usize,
     pub(super) attempts: HashMap<usize, Attempts>,
     pub(super) commit: CommitState,
+    /// The highest watermark that was sent.
+    pub(super) sent: Offset,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,7 @@ impl Epoch {
             unsettled: 0,
             attempts: HashMap::new(),
             commit: CommitState::Stands,
+            sent: Offset::ZERO,
         };
         epoch.move_watermark();
         epoch

@@ -95,8 +95,8 @@ impl Observer for ToldLonger {
     }
 }
 
-/// A source that breaks what `sabotage` says.
-pub(crate) struct Sabotaged<S> {
+/// A source that breaks what `sabotage` says, if that is a source's to break.
+pub struct Sabotaged<S> {
     source: S,
     sabotage: Sabotage,
     seen: HashMap<AssignmentEpoch, Offset>,
@@ -104,7 +104,8 @@ pub(crate) struct Sabotaged<S> {
 }
 
 impl<S: Source> Sabotaged<S> {
-    pub(crate) fn new(source: S, sabotage: Sabotage) -> Self {
+    /// Stands before `source`.
+    pub fn new(source: S, sabotage: Sabotage) -> Self {
         Self {
             source,
             sabotage,
