@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use seriatim_kafka::reader::ReadError;
 use seriatim_testkit::history::merge::{Merged, merge};
-use seriatim_testkit::history::recording;
+use seriatim_testkit::history::recording::{self, Clock};
 use seriatim_testkit::judge::{Rules, judge};
 
 use crate::connection::Connection;
 use crate::exit::Exit;
 use crate::logging::Verbosity;
 use report::{Format, Report};
+use truth::Cluster;
 
 /// How much later than it was noted a worker may hear of a loss, on a machine that does something else just then.
 const LOSS_SLACK: Duration = Duration::from_secs(1);
@@ -53,9 +54,16 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
     args.verbosity.init();
-    let merged = args.recordings()?;
+    let mut merged = args.recordings()?;
     let properties = args.connection.properties()?;
-    let truth = truth::read(args.connection.brokers(), &properties, &merged)?;
+    let cluster = Cluster::new(args.connection.brokers(), &properties, &merged)?;
+    let commits = cluster.commits()?;
+    if args.unfinished {
+        // What was committed by now was settled before, and so it was written down before. Of the logs that is read last
+        // which may have been handled by then.
+        merged = args.recordings()?;
+    }
+    let truth = cluster.truth(&merged, &commits)?;
     let rules = Rules {
         clock_slack: CLOCK_SLACK,
         loss_slack: LOSS_SLACK,
@@ -70,11 +78,15 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
 }
 
 impl Args {
-    /// What all of them tell, in order.
+    /// What all of them tell at this moment, in order.
     fn recordings(&self) -> anyhow::Result<Merged> {
-        let mut recordings = Vec::new();
+        let (now, mut recordings) = (Clock::now(), Vec::new());
         for file in &self.files {
-            recordings.extend(recording::read(file)?);
+            recordings.extend(
+                recording::read(file)?
+                    .into_iter()
+                    .map(|recording| recording.up_to(&now)),
+            );
         }
         Ok(merge(recordings)?)
     }

@@ -200,7 +200,7 @@ impl Group {
         let extents = reader.extents(&self.topic).unwrap();
         for (extent, committed) in extents.iter().zip(reader.committed(&extents).unwrap()) {
             let committed = committed.map(|(offset, _)| offset);
-            truth.add_partition(extent.partition.clone(), extent.offsets.end, committed);
+            truth.add_partition(extent.partition.clone(), extent.offsets.end, committed, Vec::new());
         }
         for record in read_all(reader, extents) {
             truth.add_record(&record, &SessionBy::Key);

@@ -193,6 +193,22 @@ fn of_a_run_that_goes_on_not_all_is_demanded() {
 }
 
 #[test]
+fn p3_what_the_group_has_on_record_in_the_end_was_settled() {
+    // Nobody tells of the commit.
+    for on_record in ["1 recorded 2", "1 recorded 1 1-1"] {
+        Tale::of("a0 b1 c2")
+            .unfinished()
+            .tell("1 assign; 1 start a0; 1 ok a0; 1 commit 1")
+            .tell(on_record)
+            .assert_breaks("P3");
+    }
+    Tale::of("a0 b1 c2")
+        .unfinished()
+        .tell("1 assign; 1 start a0; 1 ok a0; 1 start c2; 1 ok c2; 1 commit 1; 1 recorded 1 2-2")
+        .assert_good();
+}
+
+#[test]
 fn p6_a_settled_record_again() {
     Tale::of("a0")
         .tell("1 assign; 1 start a0; 1 ok a0; 1 start a0")

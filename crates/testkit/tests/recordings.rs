@@ -109,6 +109,19 @@ fn what_is_recorded_is_read() {
 }
 
 #[test]
+fn a_recording_can_be_cut_at_a_moment() {
+    let shelf = Shelf::new();
+    let mut header = Header::now(consumes("g"));
+    let file = shelf.put("cut", &header, &["10 paused", "20 resumed", "30 left"]);
+    let recording = recording::read(&file).unwrap().remove(0);
+    header.clock.monotonic_ns = 20;
+    assert_eq!(recording.clone().up_to(&header.clock).entries.len(), 2);
+    // The time of another machine says nothing.
+    header.clock.boot += "another";
+    assert_eq!(recording.up_to(&header.clock).entries.len(), 3);
+}
+
+#[test]
 fn a_torn_last_line_is_passed_over_and_the_next_process_goes_on() {
     let shelf = Shelf::new();
     let file = shelf.file("torn");

@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use seriatim_engine::ack_map;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_kafka::config::Properties;
 use seriatim_kafka::dead_letters::{TOPIC_PATTERN, header as letter_header};
 use seriatim_kafka::reader::{Extent, LogReader, Read, ReadError};
 use seriatim_runtime::record::Record;
 use seriatim_runtime::session_by::SessionBy;
-use seriatim_testkit::history::What;
 use seriatim_testkit::history::merge::Merged;
+use seriatim_testkit::history::recording::Header;
+use seriatim_testkit::history::{AckMap, What};
 use seriatim_testkit::judge::Truth;
 
 use super::read_error;
@@ -45,45 +47,101 @@ enum Changed {
     },
 }
 
-/// Reads what the recordings are to be judged against.
-pub(super) fn read(brokers: &str, properties: &Properties, merged: &Merged) -> anyhow::Result<Truth> {
-    let header = &merged.instances[0].header;
-    let session_by: SessionBy = header.session_by.parse()?;
-    let connect = || LogReader::connect(brokers, Some(&header.group), properties).map_err(read_error);
-    let reader = connect()?;
-    reader.reach(&header.topics[0], REACH_TIMEOUT).map_err(read_error)?;
+/// Where the topics and the group are.
+pub(super) struct Cluster<'a> {
+    brokers: &'a str,
+    properties: &'a Properties,
+    header: Header,
+    session_by: SessionBy,
+}
 
-    let mut extents = Vec::new();
-    for topic in &header.topics {
-        extents.extend(reader.extents(topic).map_err(read_error)?);
-    }
-    let handled = Handled::of(merged);
-    handled.look_for_change(&extents)?;
-    let mut truth = Truth::default();
-    let committed = reader.committed(&extents).map_err(read_error)?;
-    for (extent, committed) in extents.iter().zip(committed) {
-        let committed = committed.map(|(offset, _)| offset);
-        truth.add_partition(extent.partition.clone(), extent.offsets.end, committed);
-    }
-    let wanted = extents.into_iter().map(|extent| handled.wanted(extent));
-    for_each(reader, wanted.collect(), |record| truth.add_record(record, &session_by))?;
-    if header.keyless_are_a_session {
-        truth.keyless_are_partition_sessions();
-    }
-    for topic in &header.topics {
-        let letters = connect()?;
-        let topic = TOPIC_PATTERN.replace("{topic}", topic);
-        let extents = match letters.extents(&topic) {
-            Err(ReadError::UnknownTopic { .. }) => continue,
-            extents => extents.map_err(read_error)?,
+/// What the group has on record: the offsets, and the ack maps beside them.
+pub(super) type Commits = HashMap<PartitionId, (Offset, AckMap)>;
+
+impl<'a> Cluster<'a> {
+    /// The cluster that was recorded.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub(super) fn new(brokers: &'a str, properties: &'a Properties, merged: &Merged) -> anyhow::Result<Self> {
+        let header = merged.instances[0].header.clone();
+        let cluster = Self {
+            brokers,
+            properties,
+            session_by: header.session_by.parse()?,
+            header,
         };
-        for_each(letters, extents, |letter| {
-            if letter.header(letter_header::ORIGINAL_CONSUMER_GROUP) == Some(header.group.as_bytes()) {
-                truth.add_letter(letter);
-            }
-        })?;
+        let topic = &cluster.header.topics[0];
+        cluster.reader()?.reach(topic, REACH_TIMEOUT).map_err(read_error)?;
+        Ok(cluster)
     }
-    Ok(truth)
+
+    fn reader(&self) -> anyhow::Result<LogReader> {
+        LogReader::connect(self.brokers, Some(&self.header.group), self.properties).map_err(read_error)
+    }
+
+    /// What the group has committed.
+    pub(super) fn commits(&self) -> anyhow::Result<Commits> {
+        let reader = self.reader()?;
+        let extents = self.extents(&reader)?;
+        let committed = reader.committed(&extents).map_err(read_error)?;
+        let on_record = extents.into_iter().zip(committed).filter_map(|(extent, committed)| {
+            let (offset, text) = committed?;
+            let end = Some(Offset::new(extent.offsets.end));
+            // What nobody would believe is no ack map.
+            let settled = ack_map::decode(&text, offset, end).unwrap_or_default();
+            Some((extent.partition, (offset, settled)))
+        });
+        Ok(on_record.collect())
+    }
+
+    /// What the recordings are to be judged against.
+    pub(super) fn truth(&self, merged: &Merged, commits: &Commits) -> anyhow::Result<Truth> {
+        let reader = self.reader()?;
+        let extents = self.extents(&reader)?;
+        let handled = Handled::of(merged);
+        handled.look_for_change(&extents)?;
+        let mut truth = Truth::default();
+        for Extent { partition, offsets } in &extents {
+            let (committed, settled) = commits.get(partition).cloned().unzip();
+            truth.add_partition(partition.clone(), offsets.end, committed, settled.unwrap_or_default());
+        }
+        let wanted = extents.into_iter().map(|extent| handled.wanted(extent));
+        for_each(reader, wanted.collect(), |record| {
+            truth.add_record(record, &self.session_by);
+        })?;
+        if self.header.keyless_are_a_session {
+            truth.keyless_are_partition_sessions();
+        }
+        self.add_letters(&mut truth)?;
+        Ok(truth)
+    }
+
+    fn extents(&self, reader: &LogReader) -> anyhow::Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        for topic in &self.header.topics {
+            extents.extend(reader.extents(topic).map_err(read_error)?);
+        }
+        Ok(extents)
+    }
+
+    fn add_letters(&self, truth: &mut Truth) -> anyhow::Result<()> {
+        let group = Some(self.header.group.as_bytes());
+        for topic in &self.header.topics {
+            let reader = self.reader()?;
+            let extents = match reader.extents(&TOPIC_PATTERN.replace("{topic}", topic)) {
+                // Nothing was dead-lettered, or all that was waits for its topic.
+                Err(ReadError::UnknownTopic { .. }) => continue,
+                extents => extents.map_err(read_error)?,
+            };
+            for_each(reader, extents, |letter| {
+                if letter.header(letter_header::ORIGINAL_CONSUMER_GROUP) == group {
+                    truth.add_letter(letter);
+                }
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// The offsets of each partition that the recordings tell of.

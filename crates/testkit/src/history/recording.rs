@@ -102,6 +102,7 @@ impl Header {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let mut topics = consumes.topics;
         topics.sort();
+        topics.dedup();
         Self {
             version: VERSION,
             instance: format!("{}:{}", host.trim(), std::process::id()),
@@ -142,7 +143,8 @@ impl Limits {
 }
 
 impl Clock {
-    fn now() -> Self {
+    /// This moment, on this machine.
+    pub fn now() -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let unix = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         Self {
@@ -228,6 +230,19 @@ pub struct Recording {
     pub header: Header,
     /// What happened, in order. Periods of ownership are numbered as in the recording.
     pub entries: Vec<(Duration, What)>,
+}
+
+impl Recording {
+    /// The recording as it was at this moment, if it is of the same machine: what is still written to may else tell of the
+    /// effects of what was not yet written when another recording was read.
+    pub fn up_to(mut self, moment: &Clock) -> Self {
+        if self.header.clock.boot == moment.boot {
+            let moment = Duration::from_nanos(moment.monotonic_ns);
+            let whole = self.entries.partition_point(|(at, _)| *at <= moment);
+            self.entries.truncate(whole);
+        }
+        self
+    }
 }
 
 /// Why a recording cannot be judged.

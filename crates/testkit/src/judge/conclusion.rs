@@ -6,6 +6,7 @@ use seriatim_engine::record::{Offset, PartitionId, RecordId};
 
 use super::PartitionTruth;
 use super::bench::{Judge, Letter};
+use crate::history::above;
 
 impl Judge<'_> {
     pub(super) fn conclude(&mut self) {
@@ -32,7 +33,9 @@ impl Judge<'_> {
     }
 
     pub(super) fn conclude_partition(&mut self, id: &PartitionId, partition: &PartitionTruth) {
-        if !self.rules.settled {
+        // Of a partition that nobody owned, the history tells nothing.
+        let was_owned = self.epochs.iter().any(|epoch| epoch.partition == *id);
+        if was_owned && self.is_untrue_at_the_end(id, partition) || !self.rules.settled {
             return;
         }
         if let Some(known) = self.partitions[id].durable.contradicts(partition.committed) {
@@ -45,13 +48,9 @@ impl Judge<'_> {
             );
             self.blame("P4", id, text);
         }
-        let settled = &self.partitions[id].settled_ever;
-        if let Some(place) = settled.iter().position(|settled| !settled) {
-            let offset = partition.records[place].offset;
-            let record = RecordId {
-                partition: id.clone(),
-                offset,
-            };
+        let unsettled = self.partitions[id].settled_ever.iter().position(|settled| !settled);
+        if let Some(place) = unsettled.filter(|_| was_owned) {
+            let record = record_at(id, partition, place);
             self.blame("P3", &record, format!("{record} was never settled"));
         }
         let committed = partition.first_at(partition.committed.unwrap_or(Offset::ZERO));
@@ -63,6 +62,26 @@ impl Judge<'_> {
             );
             self.blame("P3", id, text);
         }
+    }
+
+    /// P3: whether what the group has on record in the end says of something that it is settled which never was.
+    fn is_untrue_at_the_end(&mut self, id: &PartitionId, partition: &PartitionTruth) -> bool {
+        let Some(committed) = partition.committed else {
+            return false;
+        };
+        let settled = &self.partitions[id].settled_ever;
+        let below = 0..partition.first_at(committed);
+        let mut said = below.chain(partition.settled.iter().flat_map(|range| partition.within(range)));
+        let Some(place) = said.find(|place| !settled[*place]) else {
+            return false;
+        };
+        let record = record_at(id, partition, place);
+        let map = above(&partition.settled);
+        let text = format!(
+            "the group has {committed}{map} on record for {id}, and {record} was never settled; is a recording missing?"
+        );
+        self.blame("P3", &record, text);
+        true
     }
 
     pub(super) fn conclude_letters(&mut self) {
@@ -98,5 +117,12 @@ impl Judge<'_> {
             let text = format!("a dead letter of {record} was acknowledged, and is not there");
             self.blame("P8", &record, text);
         }
+    }
+}
+
+fn record_at(id: &PartitionId, partition: &PartitionTruth, place: usize) -> RecordId {
+    RecordId {
+        partition: id.clone(),
+        offset: partition.records[place].offset,
     }
 }

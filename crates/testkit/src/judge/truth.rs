@@ -7,7 +7,7 @@ use seriatim_engine::record::{Offset, PartitionId, RecordId};
 use seriatim_runtime::record::Record;
 use seriatim_runtime::session_by::SessionBy;
 
-use crate::history::fingerprint;
+use crate::history::{AckMap, fingerprint};
 use crate::log::Log;
 
 /// What was to be processed, and what became of it.
@@ -30,6 +30,8 @@ pub struct PartitionTruth {
     pub end: i64,
     /// What is committed at the end.
     pub committed: Option<Offset>,
+    /// What the ack map beside it says.
+    pub settled: AckMap,
 }
 
 /// One record.
@@ -51,7 +53,7 @@ impl Truth {
             let id = PartitionId::new(topic, number);
             let Some(end) = log.end(&id) else { break };
             let committed = log.committed(group, &id);
-            truth.add_partition(id, end.get(), committed);
+            truth.add_partition(id, end.get(), committed, AckMap::new());
         }
         for record in log.records(topic) {
             truth.add_record(&record, session_by);
@@ -67,11 +69,12 @@ impl Truth {
     }
 
     /// Adds a partition whose log ends before `end`, with nothing in it yet.
-    pub fn add_partition(&mut self, id: PartitionId, end: i64, committed: Option<Offset>) {
+    pub fn add_partition(&mut self, id: PartitionId, end: i64, committed: Option<Offset>, settled: AckMap) {
         let partition = PartitionTruth {
             records: Vec::new(),
             end,
             committed,
+            settled,
         };
         self.partitions.insert(id, partition);
     }

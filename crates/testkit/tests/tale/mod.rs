@@ -59,6 +59,7 @@ impl Tale {
             records,
             end,
             committed: None,
+            settled: AckMap::new(),
         };
         Self {
             entries: Vec::new(),
@@ -128,6 +129,7 @@ impl Tale {
             "letter-garbled" => self.letter(record(words[0]), Some(8)),
             "letter-lost" => self.letter(record(words[0]), None),
             "commit" => return self.commit(instance, words),
+            "recorded" => return self.record(words),
             "send" => What::CommitSent(self.owned[&instance], offset(words[0]), ack_map(words)),
             "refused" => What::CommitAnswered(self.owned[&instance], false),
             "map-cut" => What::MapCut(chat()),
@@ -174,7 +176,13 @@ impl Tale {
         self.note(instance, What::CommitSent(epoch, watermark, ack_map(words)));
         self.note(instance, What::CommitAnswered(epoch, true));
         self.truth.commits.push((chat(), watermark, true));
-        self.truth.partitions.get_mut(&chat()).expect("it is there").committed = Some(watermark);
+        self.record(words);
+    }
+
+    /// What the group has on record in the end.
+    fn record(&mut self, words: &[&str]) {
+        let partition = self.truth.partitions.get_mut(&chat()).expect("it is there");
+        (partition.committed, partition.settled) = (Some(offset(words[0])), ack_map(words));
     }
 
     /// Three attempts, three handlers, ten records, drains of 100 ms.
