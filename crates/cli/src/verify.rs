@@ -68,8 +68,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
         clock_slack: CLOCK_SLACK,
         loss_slack: LOSS_SLACK,
         settled: !args.unfinished,
-        // Starts of an instance that was dropped and does not know are counted, and not forbidden yet.
-        lease: false,
+        lease: true,
         ..merged.limits.rules()
     };
     let report = Report::new(&merged, &truth, judge(&merged.entries, &truth, &rules));
