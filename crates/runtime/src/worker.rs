@@ -50,8 +50,9 @@ const ABANDONED_RECHECK: Duration = Duration::from_millis(10);
 const DEADLINE_RESOLUTION: Duration = Duration::from_millis(1);
 
 /// Lanes that may be ready and wait for a slot before a worker admits no more. What is left in its batches costs no lane;
-/// the dispatcher sees that the worker has enough before it.
-const READY_MAX: usize = 1024;
+/// the dispatcher sees that the worker has enough before it, and reads no more for the others either. So this is many: a
+/// worker that has as many is behind for good.
+const READY_MAX: usize = 8192;
 
 /// A record in a lane.
 struct Work {
