@@ -47,11 +47,9 @@ fn a_broker_that_dies_and_comes_back_finds_everything_in_order() {
     broker.node(1).restart().expect("it is killed, and comes back");
     arena.settle();
     members.into_iter().for_each(leave);
-    arena
-        .verdict()
-        .expect_faulty_handlers()
-        .expect("failed_commits", 1..)
-        .expect("crashes", ..=0);
+    let late_answers = arena.answers_later_than(Duration::from_secs(1));
+    assert!(late_answers >= 3, "{late_answers} commits waited for the broker");
+    arena.verdict().expect_faulty_handlers().expect("crashes", ..=0);
 }
 
 #[test]
