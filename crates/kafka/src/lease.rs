@@ -82,21 +82,29 @@ mod tests {
 
     fn standing() -> Standing {
         let mut config = ClientConfig::new();
-        config.set("session.timeout.ms", "9000").set("max.poll.interval.ms", "20000");
+        config
+            .set("session.timeout.ms", "9000")
+            .set("max.poll.interval.ms", "20000");
         Standing::new(&config)
     }
 
     #[test]
     fn an_assignment_counts_from_the_last_time_that_all_was_heard() {
         let mut standing = standing();
-        let (heard, thawed) = (standing.heard_all_at + Duration::from_secs(5), standing.heard_all_at + Duration::from_secs(60));
+        let (heard, thawed) = (
+            standing.heard_all_at + Duration::from_secs(5),
+            standing.heard_all_at + Duration::from_secs(60),
+        );
         standing.heard_all(heard);
         standing.polled(thawed);
         standing.assigned();
         let term = standing.term();
         assert_eq!(term.ends, heard + Duration::from_secs(9));
         assert_eq!(term.renew_from, heard + Duration::from_secs(3));
-        assert!(term.ends < thawed, "what was assigned before a freeze may be another's after it");
+        assert!(
+            term.ends < thawed,
+            "what was assigned before a freeze may be another's after it"
+        );
     }
 
     #[test]

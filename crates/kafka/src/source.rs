@@ -19,7 +19,9 @@ use seriatim_engine::budget::Flow;
 use seriatim_engine::record::PartitionId;
 use seriatim_runtime::clock;
 use seriatim_runtime::message::Message;
-use seriatim_runtime::ports::{Commit, CommitError, CommitMode, LeaseTerm, Records, Run, Source, SourceError, SourceEvent, Start};
+use seriatim_runtime::ports::{
+    Commit, CommitError, CommitMode, LeaseTerm, Records, Run, Source, SourceError, SourceEvent, Start,
+};
 
 use self::aide::Aide;
 use self::group::Questions;

@@ -21,7 +21,7 @@ use seriatim_runtime::drive::{self, RunConfig, Running};
 use seriatim_runtime::failure::Failure;
 use seriatim_runtime::message::OwnedMessage;
 use seriatim_runtime::ports::{
-    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Records, Source, SourceError,
+    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, LeaseTerm, Records, Source, SourceError,
     SourceEvent, Start,
 };
 use seriatim_runtime::record::Record;
@@ -117,6 +117,10 @@ impl Source for Copied {
 
     fn relinquish(&mut self, epochs: &[AssignmentEpoch]) {
         self.0.relinquish(epochs);
+    }
+
+    fn lease(&self) -> Option<LeaseTerm> {
+        self.0.lease()
     }
 
     fn close(&mut self) {

@@ -17,8 +17,8 @@ use seriatim_runtime::drive::{self, RunConfig};
 use seriatim_runtime::failure::Failure;
 use seriatim_runtime::message::{Header, Message, Timestamp};
 use seriatim_runtime::ports::{
-    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Granted, Records, Run, Source,
-    SourceError, SourceEvent, Start,
+    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Granted, LeaseTerm, Records, Run,
+    Source, SourceError, SourceEvent, Start,
 };
 use seriatim_runtime::record::Record;
 use seriatim_runtime::session_by::{MissingSession, SessionBy};
@@ -163,6 +163,10 @@ impl Source for Ticks {
     }
 
     fn relinquish(&mut self, _epochs: &[AssignmentEpoch]) {}
+
+    fn lease(&self) -> Option<LeaseTerm> {
+        None
+    }
 
     fn close(&mut self) {}
 }

@@ -219,7 +219,8 @@ impl<S: Source> Dispatcher<S> {
         }
         if holds != self.lease_held && self.owned.iter().next().is_some() {
             self.lease_held = holds;
-            self.observer.observe(if holds { Event::LeaseRenewed } else { Event::LeaseEnded });
+            self.observer
+                .observe(if holds { Event::LeaseRenewed } else { Event::LeaseEnded });
         }
     }
 

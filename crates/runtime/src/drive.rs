@@ -129,7 +129,14 @@ where
             lease: Arc::clone(&lease),
             look: None,
         };
-        Worker::new(call.clone(), config.worker.clone(), link.clone(), letters, observer, beats)
+        Worker::new(
+            call.clone(),
+            config.worker.clone(),
+            link.clone(),
+            letters,
+            observer,
+            beats,
+        )
     });
     let workers = workers.collect();
     let stop = Arc::new(Stop::default());

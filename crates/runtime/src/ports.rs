@@ -61,9 +61,7 @@ pub trait Source {
 
     /// Until when everything that it has assigned is certainly this member's, on the clock of [`crate::clock`]. Nothing is
     /// started later, whatever has not been heard yet. `None`: there is no such limit.
-    fn lease(&self) -> Option<LeaseTerm> {
-        None
-    }
+    fn lease(&self) -> Option<LeaseTerm>;
 
     /// Leaves the group, so that others take over at once. All partitions have been relinquished before.
     fn close(&mut self);

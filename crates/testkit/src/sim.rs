@@ -137,7 +137,9 @@ impl Sim {
         world.log.set_batch_max(plan.batch_max);
         world.log.set_protocol(GROUP, plan.protocol);
         let clock = world.clock.clone();
-        world.log.set_session_timeout(plan.session_timeout, move || clock.instant());
+        world
+            .log
+            .set_session_timeout(plan.session_timeout, move || clock.instant());
         for _ in 0..plan.instances {
             world.join();
         }
@@ -183,7 +185,8 @@ impl Sim {
                 sim.world.cut_off(number);
                 if sim.rng.percent(30) {
                     // For a moment only.
-                    sim.endings.push((now + lasts.min(sim.session_timeout), Ending::Reconnect(number)));
+                    sim.endings
+                        .push((now + lasts.min(sim.session_timeout), Ending::Reconnect(number)));
                     return;
                 }
                 let expires = now + sim.session_timeout;

@@ -15,8 +15,8 @@ use seriatim_runtime::context::Context;
 use seriatim_runtime::failure::{Failure, FailureClass};
 use seriatim_runtime::message::Message;
 use seriatim_runtime::ports::{
-    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Event, Granted, Handler, LeaseTerm, Observer,
-    Records, Source, SourceError, SourceEvent, Start,
+    Commit, CommitError, CommitMode, DeadLetter, DeadLetterError, DeadLetters, Event, Granted, Handler, LeaseTerm,
+    Observer, Records, Source, SourceError, SourceEvent, Start,
 };
 use seriatim_runtime::record::Record;
 use siphasher::sip::SipHasher13;

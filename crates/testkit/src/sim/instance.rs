@@ -14,7 +14,9 @@ use seriatim_runtime::dispatcher::{Dispatcher, Progressed};
 use seriatim_runtime::drive::{Parts, StopHandle};
 use seriatim_runtime::failure::Failure;
 use seriatim_runtime::message::OwnedMessage;
-use seriatim_runtime::ports::{Commit, CommitError, CommitMode, LeaseTerm, Records, Source, SourceError, SourceEvent, Start};
+use seriatim_runtime::ports::{
+    Commit, CommitError, CommitMode, LeaseTerm, Records, Source, SourceError, SourceEvent, Start,
+};
 use seriatim_runtime::record::Record;
 use seriatim_runtime::worker::{Next, Worker};
 
