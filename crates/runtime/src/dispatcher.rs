@@ -285,7 +285,7 @@ impl<S: Source> Dispatcher<S> {
                 self.commit_in_flight = false;
                 self.note_committed(answer, now);
             }
-            Some(SourceEvent::Ends(_)) => {}
+            Some(SourceEvent::Ends(ends)) => self.tell_standings(&ends, now),
             Some(SourceEvent::Trouble(trouble)) => self.observer.observe(Event::Trouble(&trouble)),
         }
         self.records = records;

@@ -327,6 +327,8 @@ pub enum Event<'a> {
     LeaseRenewed,
     /// Intake of the partition was held or resumed.
     FlowChanged(&'a PartitionId, Flow),
+    /// How far a partition has got, told every few seconds, also while its intake is held.
+    Standing(Standing<'a>),
     /// A commit was acknowledged.
     Committed(&'a PartitionId, Offset),
     /// What was committed beside the offset is ignored: records settled above it are handled again.
@@ -356,6 +358,26 @@ pub enum Event<'a> {
     Trouble(&'a SourceTrouble),
     /// The order checker found this.
     Violation(&'a Violation),
+}
+
+/// How far a partition has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing<'a> {
+    /// The partition.
+    pub partition: &'a PartitionId,
+    /// The next offset to read after a restart.
+    pub watermark: Offset,
+    /// The end of its log.
+    pub end: Offset,
+    /// Records that are not settled, read or not: what lies from the watermark to the end, less what is settled above it.
+    /// Offsets that the log has no record for count too, since nobody knows of them before they are read.
+    pub backlog: u64,
+    /// Records that were read and are not settled.
+    pub unsettled: usize,
+    /// Whether its intake is held.
+    pub flow: Flow,
+    /// How long the watermark has stood still with unsettled records above it, as far as stuck ones are looked for.
+    pub stood: Duration,
 }
 
 /// An observer that takes no notice.

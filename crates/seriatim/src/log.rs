@@ -48,6 +48,16 @@ impl Observer for LogEvents {
                 %error,
                 "the record's session waits until its dead letter is written"
             ),
+            Event::Standing(standing) => tracing::debug!(
+                partition = %standing.partition,
+                watermark = %standing.watermark,
+                end = %standing.end,
+                backlog = standing.backlog,
+                unsettled = standing.unsettled,
+                held = standing.flow == Flow::Held,
+                stood = ?standing.stood,
+                "standing"
+            ),
             Event::LeaseEnded => tracing::warn!(
                 "the group has not answered for its session timeout: nothing new is started until it does, since the \
                  partitions may be another's"

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use seriatim::engine::budget::Flow;
 use seriatim::prelude::*;
+use seriatim::runtime::ports::{Event, Observer};
 use seriatim::{BuildError, Error};
 use seriatim_testkit::log::{Log, NewRecord};
 
@@ -369,4 +371,70 @@ async fn an_error_says_which_call_of_the_builder_is_wrong() {
     let error = group("test").topic("orders").start(handler).await.unwrap_err();
     assert!(matches!(error, Error::Backend(_)), "{error}");
     assert!(error.to_string().contains("orders"), "{error}");
+}
+
+/// The last standing that was told of each partition: watermark, end, backlog, and whether it is held.
+#[derive(Clone, Default)]
+struct Standings(Arc<Mutex<Option<(i64, i64, u64, bool)>>>);
+
+impl Observer for Standings {
+    fn observe(&self, event: Event<'_>) {
+        if let Event::Standing(standing) = event {
+            let told = (
+                standing.watermark.get(),
+                standing.end.get(),
+                standing.backlog,
+                standing.flow == Flow::Held,
+            );
+            *self.0.lock().unwrap() = Some(told);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_held_partition_still_tells_its_backlog() {
+    let log = Log::new();
+    log.topic("chat", 1);
+    append(&log, &["a0", "b1", "b2", "b3", "b4"]);
+    let limits = Limits {
+        partition_records_max: 1,
+        ..Limits::default()
+    };
+    let (standings, released) = (Standings::default(), Arc::new(tokio::sync::Notify::new()));
+    let handler = {
+        let released = Arc::clone(&released);
+        move |record: Record, _cx: Context| {
+            let released = Arc::clone(&released);
+            async move {
+                if record.offset() == 0 {
+                    released.notified().await;
+                }
+                Ok(())
+            }
+        }
+    };
+    let running = consumer(&log)
+        .limits(limits)
+        .observer(standings.clone())
+        .start(handler)
+        .await
+        .unwrap();
+    // The first five were read together; nothing more is read while the first of them stands.
+    let held = tokio::time::timeout(WITHIN, async {
+        loop {
+            log.append("chat", "c", "c");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let told = *standings.0.lock().unwrap();
+            if let Some((0, end, backlog, true)) = told
+                && running.stats().settled >= 4
+                && backlog == end as u64 - running.stats().settled
+            {
+                return end;
+            }
+        }
+    });
+    let end = held.await.expect("it tells its backlog while it is held");
+    assert!(end > 5, "the end moves on: {end}");
+    released.notify_one();
+    finish(running, &log).await;
 }

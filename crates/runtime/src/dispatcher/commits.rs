@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use seriatim_engine::assignment::AssignmentEpoch;
-use seriatim_engine::record::RecordId;
+use seriatim_engine::record::{Offset, RecordId};
 
 use super::ownership::Progress;
 use super::{Dispatcher, QUIET_COMMIT_INTERVAL};
-use crate::ports::{Commit, CommitError, CommitMode, Event, Source};
+use crate::ports::{Commit, CommitError, CommitMode, Event, Source, Standing};
 
 /// An unchanged watermark is committed again this often: lag monitors call a group stopped that commits nothing, and
 /// brokers forget offsets that are not refreshed.
@@ -103,6 +103,32 @@ impl<S: Source> Dispatcher<S> {
                 }
                 self.observer.observe(Event::CommitFailed(&error));
             }
+        }
+    }
+
+    /// Tells how far partitions have got, whose logs end there.
+    pub(super) fn tell_standings(&self, ends: &[(AssignmentEpoch, Offset)], now: Instant) {
+        for (epoch, end) in ends {
+            let Some(owned) = self.owned.get(*epoch) else { continue };
+            // Nothing is committed and nothing was read: reading begins somewhere below the end.
+            let Some(watermark) = owned.ledger.watermark() else {
+                continue;
+            };
+            let watermark = watermark.offset();
+            let above = u64::try_from(end.get() - watermark.get()).unwrap_or(0);
+            let unsettled = owned.ledger.unsettled();
+            self.observer.observe(Event::Standing(Standing {
+                partition: &owned.partition,
+                watermark,
+                end: *end,
+                backlog: above.saturating_sub(owned.ledger.settled_above()),
+                unsettled,
+                flow: owned.flow,
+                stood: match unsettled {
+                    0 => Duration::ZERO,
+                    _ => now.saturating_duration_since(owned.progress.since),
+                },
+            }));
         }
     }
 
