@@ -74,7 +74,7 @@ pub struct Dispatcher<S: Source> {
     held: Vec<AssignmentEpoch>,
     drains: Vec<Drain>,
     lease: Arc<Lease>,
-    /// Whether it held when last looked at.
+    /// Whether it held when last looked at, or nothing waited for it.
     lease_held: bool,
     commit_in_flight: bool,
     /// How long the broker lets a commit's metadata be, as far as its refusals have taught.
@@ -217,10 +217,14 @@ impl<S: Source> Dispatcher<S> {
                 tail.link.inbox.put(ToWorker::Renewed);
             }
         }
-        if holds != self.lease_held && self.owned.iter().next().is_some() {
-            self.lease_held = holds;
-            self.observer
-                .observe(if holds { Event::LeaseRenewed } else { Event::LeaseEnded });
+        // A group for which nothing was committed yet, and that has nothing to do, cannot ask for an answer, and needs none.
+        let held = holds || self.usage.records == 0;
+        if held != self.lease_held {
+            self.lease_held = held;
+            self.observer.observe(match held {
+                true => Event::LeaseRenewed,
+                false => Event::LeaseEnded,
+            });
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the two tiers send each other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Usage;
@@ -89,6 +89,8 @@ impl Settled {
 pub(crate) struct Link {
     pub(crate) inbox: Mailbox<ToWorker>,
     pub(crate) outbox: Mailbox<FromWorker>,
+    /// Whether there is mail that a worker acts on ahead of what it is about to start.
+    pub(crate) urgent: Arc<AtomicBool>,
     /// Batches sent and not yet worked through: what the dispatcher limits.
     pub(crate) batches: Arc<AtomicUsize>,
     pub(crate) counters: Arc<WorkerCounters>,
@@ -99,9 +101,17 @@ impl Link {
         Self {
             inbox: Mailbox::new(),
             outbox: Mailbox::new(),
+            urgent: Arc::default(),
             batches: Arc::default(),
             counters: Arc::default(),
         }
+    }
+
+    /// Sends what the worker is to act on in the middle of a step.
+    pub(crate) fn send_urgent(&self, mail: ToWorker) {
+        self.inbox.put(mail);
+        // After the mail, so that a worker that sees this finds it.
+        self.urgent.store(true, Ordering::Release);
     }
 }
 

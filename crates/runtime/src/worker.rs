@@ -40,7 +40,8 @@ pub struct WorkerConfig {
 /// Records started in one step: short enough to look at timers and finished handlers often, long enough to cost nothing.
 const STARTS_PER_STEP: usize = 256;
 
-/// Records started between two looks at the clock: a process may be frozen anywhere, and go on after its lease has ended.
+/// Records started between two looks at the clock and at urgent mail: a process may be frozen anywhere, and go on after its
+/// lease has ended; a partition may be lost in the middle of a step.
 const STARTS_PER_LOOK: usize = 16;
 
 /// How often a cancelled attempt that something still holds on to is looked at.
@@ -198,6 +199,10 @@ where
             if burst > 0 {
                 break;
             }
+            if self.link.urgent.load(Ordering::Acquire) {
+                *starts = 0;
+                break;
+            }
             looked = self.beats.look.map_or(now, |look| look());
         }
         true
@@ -214,6 +219,7 @@ where
     /// Revokes and cancellations are acted on ahead of the batches before them: their partition's records there are
     /// skipped, not started for nothing.
     fn take_mail(&mut self, now: Instant) {
+        self.link.urgent.store(false, Ordering::Relaxed);
         let mut incoming = std::mem::take(&mut self.incoming);
         self.link.inbox.take(&mut incoming);
         for mail in incoming.drain(..) {

@@ -156,15 +156,16 @@ impl KafkaSource {
         if error.is_none() {
             self.standing.committed(answer.sent_at);
         }
-        let mut accepted = answer.accepted;
-        accepted.retain(|commit| self.holdings.partition(commit.epoch).is_some());
-        // Each commit is answered, and what was accepted of it counts.
-        if !accepted.is_empty() || error.is_none() {
-            self.events.push_back(SourceEvent::Committed(Ok(accepted)));
-        }
-        if let Some(error) = error {
-            self.events.push_back(SourceEvent::Committed(Err(error)));
-        }
+        // Each commit is answered once. Where a part of it was refused, what was accepted is committed again with the rest.
+        let answer = match error {
+            Some(error) => Err(error),
+            None => {
+                let mut accepted = answer.accepted;
+                accepted.retain(|commit| self.holdings.partition(commit.epoch).is_some());
+                Ok(accepted)
+            }
+        };
+        self.events.push_back(SourceEvent::Committed(answer));
     }
 
     pub(super) fn take_notice(&mut self, notice: Notice) {

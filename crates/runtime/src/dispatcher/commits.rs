@@ -13,6 +13,9 @@ use crate::ports::{Commit, CommitError, CommitMode, Event, Source, Standing};
 /// brokers forget offsets that are not refreshed.
 const RECOMMIT_INTERVAL: Duration = Duration::from_secs(60);
 
+/// While the lease has ended, commits are made this often to renew it.
+const LEASE_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
+
 /// How often the partitions are looked through for a stuck one.
 const STUCK_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -41,10 +44,11 @@ impl<S: Source> Dispatcher<S> {
 
     pub(super) fn next_commit(&self) -> Option<Instant> {
         let quiet = self.usage.records == 0 && self.owned.iter().any(|(_, owned)| owned.is_dirty());
-        let interval = if quiet {
-            QUIET_COMMIT_INTERVAL.min(self.config.commit_interval)
-        } else {
-            self.config.commit_interval
+        let interval = match (quiet, self.lease_held) {
+            (true, _) => QUIET_COMMIT_INTERVAL.min(self.config.commit_interval),
+            (false, true) => self.config.commit_interval,
+            // Everything waits for an answer.
+            (false, false) => LEASE_COMMIT_INTERVAL.min(self.config.commit_interval),
         };
         (!self.commit_in_flight).then_some(())?;
         self.committed_at.map(|at| at + interval)

@@ -169,7 +169,7 @@ impl<S: Source> Dispatcher<S> {
                 quiet_awaited: self.workers.len(),
             };
             for tail in &self.workers {
-                tail.link.inbox.put(ToWorker::Revoke(*epoch));
+                tail.link.send_urgent(ToWorker::Revoke(*epoch));
             }
         }
         self.observer.observe(Event::DrainBegan(epochs.len()));
@@ -208,7 +208,7 @@ impl<S: Source> Dispatcher<S> {
         drain.cancelled = true;
         for epoch in &drain.epochs {
             for tail in &self.workers {
-                tail.link.inbox.put(ToWorker::Cancel(*epoch));
+                tail.link.send_urgent(ToWorker::Cancel(*epoch));
             }
         }
     }
@@ -269,9 +269,9 @@ impl<S: Source> Dispatcher<S> {
         self.usage.sub(owned.usage);
         for tail in &self.workers {
             if !owned.is_draining() {
-                tail.link.inbox.put(ToWorker::Revoke(epoch));
+                tail.link.send_urgent(ToWorker::Revoke(epoch));
             }
-            tail.link.inbox.put(ToWorker::Cancel(epoch));
+            tail.link.send_urgent(ToWorker::Cancel(epoch));
             tail.link.inbox.put(ToWorker::Closed(epoch));
         }
         Some(owned)
