@@ -3,6 +3,7 @@
 mod args;
 mod exec;
 mod observer;
+mod place;
 mod print;
 mod record;
 

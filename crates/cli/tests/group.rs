@@ -1,20 +1,15 @@
 //! `seriatim group` against a real broker.
 
 mod command;
+mod committer;
 
-use std::time::{Duration, Instant};
-
-use command::{
-    Journal, PATIENCE, Running, file, produce, seriatim, seriatim_alone, seriatim_with, topic, unique, until,
-};
+use command::{Journal, Running, file, produce, seriatim, seriatim_alone, seriatim_with, topic, unique, until};
+use committer::commit;
 use serde_json::{Value, json};
 use seriatim_engine::ack_map;
-use seriatim_engine::assignment::Assignments;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_kafka::config::Properties;
 use seriatim_kafka::groups::Groups;
-use seriatim_kafka::source::{KafkaSource, SourceSettings, StartAt};
-use seriatim_runtime::ports::{Commit, CommitMode, Source, SourceEvent, Start};
 use seriatim_testkit::broker::{Broker, shared};
 
 /// What `group describe GROUP --format json ARGS` says.
@@ -68,39 +63,6 @@ fn stuck_run(topic: &str, group: &str, journal: &Journal, more: &[&str]) -> Runn
         report["partitions"][0]["settled_above"] == 3
     });
     running
-}
-
-/// Commits as another program would.
-fn commit(topic: &str, group: &str, watermark: i64, metadata: &str) {
-    let (mut source, _waker) = KafkaSource::connect(SourceSettings {
-        brokers: shared().bootstrap().to_owned(),
-        group: group.to_owned(),
-        topics: vec![topic.to_owned()],
-        start_at: StartAt::Earliest,
-        properties: Properties::default(),
-    })
-    .unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    let granted = loop {
-        assert!(Instant::now() < deadline, "the group gives no partition");
-        if let Some(SourceEvent::Assigned(granted)) = source.poll(Duration::from_millis(100), None).unwrap() {
-            break granted;
-        }
-    };
-    let epoch = Assignments::default().open(());
-    source.start(&[Start {
-        partition: granted[0].partition.clone(),
-        epoch,
-        from: granted[0].committed,
-    }]);
-    let commit = Commit {
-        epoch,
-        watermark: Offset::new(watermark),
-        metadata: metadata.to_owned(),
-    };
-    source.commit(&[commit], CommitMode::Wait).unwrap();
-    source.relinquish(&[epoch]);
-    source.close();
 }
 
 #[test]

@@ -145,6 +145,19 @@ impl Ledger {
         Admission::Admitted
     }
 
+    /// Takes note that nothing below `offset` will be received any more: it is gone from the log, or not wanted. What was
+    /// admitted of it stays unsettled until it is settled.
+    pub fn skip_to(&mut self, offset: Offset) {
+        if self.next_expected.is_some_and(|expected| offset <= expected) {
+            return;
+        }
+        self.next_expected = Some(offset);
+        if offset > Offset::ZERO {
+            // As if what lies before had been received: what was restored of it is forgotten.
+            self.take_restored(before(offset));
+        }
+    }
+
     /// Takes note that an admitted offset is handled, or safely dead-lettered.
     ///
     /// # Panics
@@ -489,6 +502,26 @@ mod tests {
         assert_eq!(watermark(&ledger), Some(1_000));
         settle(&mut ledger, [1_000]);
         assert_eq!(watermark(&ledger), Some(1_001));
+    }
+
+    #[test]
+    fn a_skip_is_passed_when_what_was_admitted_before_it_is_settled() {
+        let mut ledger = admitted([7, 8]);
+        ledger.restore([range(20, 29), range(95, 104)]);
+        settle(&mut ledger, [8]);
+        ledger.skip_to(offset(100));
+        assert_eq!(watermark(&ledger), Some(7), "it was received, and is not settled");
+        assert_eq!(ranges(&ledger), [(8, 104)]);
+        assert_eq!(ledger.admit(offset(99)), Admission::Behind);
+        assert_eq!(ledger.admit(offset(100)), Admission::AlreadySettled);
+        settle(&mut ledger, [7]);
+        assert_eq!(watermark(&ledger), Some(101));
+        ledger.skip_to(offset(50));
+        assert_eq!(watermark(&ledger), Some(101), "it never falls");
+
+        let mut nothing_committed = Ledger::new(None);
+        nothing_committed.skip_to(Offset::ZERO);
+        assert_eq!(watermark(&nothing_committed), Some(0));
     }
 
     #[test]

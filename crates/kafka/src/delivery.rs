@@ -123,6 +123,21 @@ impl<M> Deliveries<M> {
         }
     }
 
+    /// Lets a partition go on at an offset beyond all that was delivered. The client delivers it anew: its queue is led to
+    /// ours again.
+    pub(crate) fn skip_to(&mut self, partition: &PartitionId, to: Offset) {
+        if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {
+            delivery.next = delivery.next.max(to.get());
+            delivery.diverted = false;
+        }
+    }
+
+    /// The period of ownership in which a partition is delivered.
+    pub(crate) fn epoch(&self, partition: &PartitionId) -> Option<AssignmentEpoch> {
+        let topic = self.topics.get(partition.topic())?;
+        Some(topic.get(&partition.number())?.epoch)
+    }
+
     /// Lets a partition stand still at an offset, or where it is, for the rest of its period of ownership.
     pub(crate) fn stop(&mut self, partition: &PartitionId, at: Option<Offset>) {
         if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {

@@ -146,6 +146,31 @@ impl Holdings {
         Some(partition)
     }
 
+    /// The client consumes `partition` no more, though the group has not asked for it: until [`resume`](Self::resume), or
+    /// until it is [offered anew](Self::offer_anew) and started.
+    pub(crate) fn interrupt(&mut self, partition: &PartitionId) {
+        self.consumed.remove(partition);
+    }
+
+    /// The client is to consume an interrupted partition again, in the same period of ownership. Returns whether that
+    /// goes on.
+    pub(crate) fn resume(&mut self, start: Start) -> bool {
+        let goes_on = self.epochs.contains_key(&start.epoch);
+        if goes_on {
+            self.starts.push(start);
+        }
+        goes_on
+    }
+
+    /// Ends a period of ownership so that another may begin. Returns whether there was any.
+    pub(crate) fn offer_anew(&mut self, epoch: AssignmentEpoch) -> bool {
+        let Some(partition) = self.relinquish(epoch) else {
+            return false;
+        };
+        self.grants.insert(partition, Grant::Offered);
+        true
+    }
+
     /// The answer to the group's revocation, once all of it has been relinquished: what the client consumes of it.
     pub(crate) fn take_answer(&mut self) -> Option<Vec<PartitionId>> {
         let revocation = self.revocation.take_if(|revocation| revocation.draining.is_empty())?;
@@ -342,6 +367,33 @@ mod tests {
             None,
             "the drain's end comes late"
         );
+    }
+
+    #[test]
+    fn an_interrupted_partition_goes_on_in_its_period_or_in_a_new_one() {
+        let mut member = Member::granted(&[0, 1]);
+        let epochs = [0, 1].map(|number| member.start(number).unwrap());
+        member.started(Protocol::Cooperative);
+        for partition in &orders(&[0, 1]) {
+            member.holdings.interrupt(partition);
+        }
+        let start = |epoch| Start {
+            partition: orders(&[0]).remove(0),
+            epoch,
+            from: Some(Offset::new(500)),
+        };
+        assert!(member.holdings.resume(start(epochs[0])));
+        assert_eq!(member.started(Protocol::Cooperative), orders(&[0]));
+
+        assert!(member.holdings.offer_anew(epochs[1]));
+        assert!(!member.holdings.offer_anew(epochs[1]), "it has ended");
+        let anew = member.start(1).unwrap();
+        assert_eq!(member.holdings.partition(epochs[1]), None);
+        assert_eq!(member.holdings.partition(anew), Some(&orders(&[1])[0]));
+        assert_eq!(member.started(Protocol::Cooperative), orders(&[1]));
+
+        member.holdings.lose(orders(&[0]));
+        assert!(!member.holdings.resume(start(epochs[0])), "lost meanwhile");
     }
 
     #[test]

@@ -5,8 +5,9 @@
 
 mod aide;
 mod group;
+mod range;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::task::Waker;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use rdkafka::topic_partition_list::Offset as Place;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
-use seriatim_engine::record::PartitionId;
+use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::clock;
 use seriatim_runtime::message::Message;
 use seriatim_runtime::ports::{
@@ -33,6 +34,7 @@ use crate::native::client::{Consumer, Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
 pub use crate::native::message::KafkaMessage;
 use crate::native::queue::FlowQueue;
+use crate::range::OutOfRangePolicy;
 use crate::rebalance::Holdings;
 use crate::trouble::Reported;
 
@@ -64,6 +66,8 @@ pub struct SourceSettings {
     pub topics: Vec<String>,
     /// Where to begin a partition for which the group has committed nothing.
     pub start_at: StartAt,
+    /// What becomes of a partition whose next offset is not in its log.
+    pub out_of_range: OutOfRangePolicy,
     /// The user's properties of the client.
     pub properties: Properties,
 }
@@ -102,8 +106,11 @@ pub struct KafkaSource {
     /// `None` when closed.
     client: Option<ClientParts>,
     start_at: StartAt,
+    policy: OutOfRangePolicy,
     protocol: Protocol,
     holdings: Holdings,
+    /// Where partitions begin instead of at what was committed, from the decision to their start.
+    jumps: HashMap<PartitionId, Offset>,
     deliveries: Deliveries<KafkaMessage>,
     commits: Commits,
     standing: Standing,
@@ -135,6 +142,7 @@ impl KafkaSource {
             group,
             topics,
             start_at,
+            out_of_range,
             properties,
         } = settings;
         if topics.is_empty() {
@@ -144,8 +152,8 @@ impl KafkaSource {
         let config = consumer_config(&brokers, &group, &properties)?;
         let (consumer, flow) = Consumer::connect(&config, BATCH_MAX).map_err(client_refused)?;
         let waker = Waker::from(Arc::clone(consumer.bell()));
-        let aide =
-            Aide::start(Arc::clone(&consumer), waker.clone()).map_err(|error| ConnectError::Client(error.into()))?;
+        let aide = Aide::start(Arc::clone(&consumer), out_of_range.clone(), waker.clone())
+            .map_err(|error| ConnectError::Client(error.into()))?;
         if let Err(error) = consumer.subscribe(&topics) {
             let reason = error.to_string();
             return Err(ConnectError::Topics { topics, reason });
@@ -153,8 +161,10 @@ impl KafkaSource {
         let source = Self {
             client: Some(ClientParts { flow, consumer, aide }),
             start_at,
+            policy: out_of_range,
             protocol: Protocol::Cooperative,
             holdings: Holdings::default(),
+            jumps: HashMap::new(),
             deliveries: Deliveries::default(),
             commits: Commits::default(),
             standing: Standing::new(&config),
@@ -199,8 +209,12 @@ impl KafkaSource {
         let list = list_of(starts.iter().map(|start| &start.partition));
         for (start, mut element) in starts.iter().zip(list.elements()) {
             client.flow.forward(&start.partition);
-            let from = start
-                .from
+            let jump = self.jumps.remove(&start.partition);
+            if let Some(to) = jump {
+                self.events.push_back(SourceEvent::Skipped(start.epoch, to));
+            }
+            let from = jump
+                .or(start.from)
                 .map_or(self.start_at.place(), |from| Place::Offset(from.get()));
             element.set_offset(from).expect("a place that librdkafka knows");
         }

@@ -222,25 +222,6 @@ fn advice(code: Code, text: &str) -> Option<Advice> {
     }
 }
 
-/// What to report of a partition whose next offset, `wanted`, is not in its log, which is as `extent` says.
-pub(crate) fn out_of_range(
-    partition: PartitionId,
-    wanted: Option<Offset>,
-    extent: Option<(Offset, Offset)>,
-) -> SourceTrouble {
-    let wanted = wanted.map_or("the next offset".to_owned(), |wanted| {
-        format!("the next offset, {wanted},")
-    });
-    let text = match extent {
-        Some((begin, end)) => format!(
-            "{wanted} is not in the log, which now begins at {begin} and ends at {end}; move the group's offset there to \
-             go on, knowing that what lies between is not processed"
-        ),
-        None => format!("{wanted} is not in the log; compare the group's offset with where the log begins and ends"),
-    };
-    SourceTrouble::OutOfRange(partition, text)
-}
-
 /// What to report of a partition whose records cannot be decoded.
 pub(crate) fn undecodable(partition: PartitionId, at: Option<Offset>, text: &str) -> SourceTrouble {
     let at = at.map_or(String::new(), |at| format!(" at {at}"));
@@ -357,24 +338,15 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_gone_is_told_with_what_is_there() {
-        let orders = PartitionId::new("orders", 3);
+    fn a_place_that_is_gone_is_known_by_its_error() {
         let reset = notice(
             Code::AutoOffsetReset,
             "fetch failed due to requested offset not available",
         );
         assert_eq!(
             meaning_of(reset, ""),
-            Meaning::OutOfRange(orders.clone(), Some(Offset::new(1042)))
+            Meaning::OutOfRange(PartitionId::new("orders", 3), Some(Offset::new(1042)))
         );
-
-        let extent = Some((Offset::new(2000), Offset::new(5000)));
-        let told = out_of_range(orders, Some(Offset::new(1042)), extent).to_string();
-        assert!(
-            told.starts_with("orders[3] stands still: the next offset, 1042, is not in the log"),
-            "{told}"
-        );
-        assert!(told.contains("begins at 2000 and ends at 5000"), "{told}");
     }
 
     #[test]

@@ -63,6 +63,7 @@ impl Harness for RealBroker {
             group: group.to_owned(),
             topics: vec![topic.to_owned()],
             start_at: StartAt::Earliest,
+            out_of_range: Default::default(),
             // A member hears of a rebalance in the answer to a heartbeat.
             properties: "heartbeat.interval.ms=300\nsession.timeout.ms=6000".parse().unwrap(),
         })

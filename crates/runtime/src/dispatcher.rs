@@ -290,6 +290,11 @@ impl<S: Source> Dispatcher<S> {
                 self.note_committed(answer, now);
             }
             Some(SourceEvent::Ends(ends)) => self.tell_standings(&ends, now),
+            Some(SourceEvent::Skipped(epoch, to)) => {
+                if let Some(owned) = self.owned.get_mut(epoch) {
+                    owned.ledger.skip_to(to);
+                }
+            }
             Some(SourceEvent::Trouble(trouble)) => self.observer.observe(Event::Trouble(&trouble)),
         }
         self.records = records;

@@ -116,6 +116,8 @@ pub enum SourceEvent {
     Lost(Vec<AssignmentEpoch>),
     /// A background commit was answered.
     Committed(Result<Vec<Commit>, CommitError>),
+    /// Delivery goes on at this offset: nothing below it comes any more. What was delivered before stays to be settled.
+    Skipped(AssignmentEpoch, Offset),
     /// The log's end, i.e. the offset after its last record, as far as the source knows it.
     Ends(Vec<(AssignmentEpoch, Offset)>),
     /// Something is wrong and may pass; the source keeps trying.
@@ -196,6 +198,9 @@ pub enum SourceTrouble {
     Denied(String),
     /// The partition stands still: the place to read from is gone from the log.
     OutOfRange(PartitionId, String),
+    /// The place to read from is gone from the log, and the partition goes on at another: records are passed over, or
+    /// come again.
+    Moved(PartitionId, String),
     /// Anything else, in the client's words.
     Other(String),
 }
@@ -208,6 +213,7 @@ impl fmt::Display for SourceTrouble {
             SourceTrouble::Unauthenticated(text) => write!(f, "not authenticated: {text}"),
             SourceTrouble::Denied(text) => write!(f, "not permitted: {text}; check the principal's ACLs"),
             SourceTrouble::OutOfRange(partition, text) => write!(f, "{partition} stands still: {text}"),
+            SourceTrouble::Moved(partition, text) => write!(f, "{partition} goes on elsewhere: {text}"),
             SourceTrouble::Other(text) => f.write_str(text),
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use seriatim_engine::budget::Limits;
 use seriatim_engine::retry::Retry;
+use seriatim_kafka::range::OutOfRange;
 use seriatim_runtime::backend::Backend;
 use seriatim_runtime::dispatcher::DispatcherConfig;
 use seriatim_runtime::drive::{self, RunConfig};
@@ -111,6 +112,18 @@ impl Builder<Cluster> {
     /// Sets a property of the Kafka client, in librdkafka's names.
     pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.backend = self.backend.property(name, value);
+        self
+    }
+
+    /// Says what becomes of a partition whose next offset is not in its log: by default it stops, with a message.
+    pub fn out_of_range(mut self, policy: OutOfRange) -> Self {
+        self.backend = self.backend.out_of_range(policy);
+        self
+    }
+
+    /// Says it for one topic.
+    pub fn topic_out_of_range(mut self, topic: impl Into<String>, policy: OutOfRange) -> Self {
+        self.backend = self.backend.topic_out_of_range(topic, policy);
         self
     }
 }

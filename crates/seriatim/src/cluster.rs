@@ -4,6 +4,7 @@ use std::task::Waker;
 
 use seriatim_kafka::config::{ConfigError, Properties};
 use seriatim_kafka::dead_letters::KafkaDeadLetters;
+use seriatim_kafka::range::{OutOfRange, OutOfRangePolicy};
 use seriatim_kafka::source::{ConnectError, KafkaSource, SourceSettings, StartAt};
 use seriatim_runtime::backend::Backend;
 
@@ -13,6 +14,7 @@ pub struct Cluster {
     brokers: String,
     properties: Properties,
     start_at: StartAt,
+    out_of_range: OutOfRangePolicy,
 }
 
 impl Cluster {
@@ -22,6 +24,7 @@ impl Cluster {
             brokers: brokers.into(),
             properties: Properties::default(),
             start_at: StartAt::default(),
+            out_of_range: OutOfRangePolicy::default(),
         }
     }
 
@@ -41,6 +44,19 @@ impl Cluster {
     /// Says where a partition begins for which the group has committed nothing.
     pub fn start_at(mut self, start_at: StartAt) -> Self {
         self.start_at = start_at;
+        self
+    }
+
+    /// Says what becomes of a partition whose next offset is not in its log, of all topics that have no policy of their
+    /// own: [`OutOfRange::Stop`] unless it is said.
+    pub fn out_of_range(mut self, policy: OutOfRange) -> Self {
+        self.out_of_range.set(policy);
+        self
+    }
+
+    /// Says it for one topic.
+    pub fn topic_out_of_range(mut self, topic: impl Into<String>, policy: OutOfRange) -> Self {
+        self.out_of_range.set_topic(topic, policy);
         self
     }
 }
@@ -71,6 +87,7 @@ impl Backend for Cluster {
             group: group.to_owned(),
             topics: topics.to_vec(),
             start_at: self.start_at,
+            out_of_range: self.out_of_range,
             properties: self.properties,
         })?)
     }

@@ -18,7 +18,9 @@ impl Observer for LogEvents {
                 tracing::warn!(?took, "drain ended at its deadline: handlers were cancelled");
             }
             Event::Released(partition) => tracing::info!(%partition, "released"),
-            Event::Lost(partition) => tracing::warn!(%partition, "lost: another member may own it already"),
+            Event::Lost(partition) => {
+                tracing::warn!(%partition, "lost: nothing more of it is committed, and another member may own it already")
+            }
             Event::FlowChanged(partition, Flow::Held) => tracing::debug!(%partition, "intake held"),
             Event::FlowChanged(partition, Flow::Flowing) => tracing::debug!(%partition, "intake resumed"),
             Event::Committed(partition, watermark) => tracing::trace!(%partition, %watermark, "committed"),

@@ -35,6 +35,7 @@ impl PlainPool {
             group: group.to_owned(),
             topics: vec![topic.to_owned()],
             start_at: StartAt::default(),
+            out_of_range: Default::default(),
             properties: EmbeddedBroker::properties(),
         };
         let stop = Arc::new(AtomicBool::new(false));

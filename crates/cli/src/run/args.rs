@@ -10,6 +10,7 @@ use seriatim_kafka::source::StartAt;
 use seriatim_runtime::backend::Backend;
 use seriatim_testkit::history::recording::{self, Consumes};
 
+use super::place::RangeRule;
 use super::print::Format;
 use super::record::Recording;
 use crate::connection::Connection;
@@ -39,6 +40,12 @@ pub(crate) struct Args {
     /// Where a partition begins for which the group has committed nothing
     #[arg(short = 'o', long, value_name = "PLACE", default_value = "start")]
     offset: Begin,
+
+    /// What becomes of a partition whose next offset is not in its log (deleted before it was read, or the log was
+    /// truncated): `stop`, or go on at the `earliest` record or after the `latest`; `TOPIC=POLICY` for one topic, and
+    /// again for more [default: stop]
+    #[arg(long, value_name = "[TOPIC=]POLICY")]
+    out_of_range: Vec<RangeRule>,
 
     /// Which part of a record names its session: `key`, `header:NAME` or `json:/pointer`
     #[arg(long, value_name = "PLACE", default_value = "key")]
@@ -162,12 +169,15 @@ impl Args {
 
     /// Where the consumer runs.
     pub(super) fn cluster(&self, reach: &Reach) -> Cluster {
-        Cluster::new(&reach.brokers)
+        let cluster = Cluster::new(&reach.brokers)
             .properties(reach.properties.clone())
             .start_at(match self.offset {
                 Begin::Start => StartAt::Earliest,
                 Begin::End => StartAt::Latest,
-            })
+            });
+        self.out_of_range
+            .iter()
+            .fold(cluster, |cluster, rule| rule.apply(cluster))
     }
 
     /// The consumer, without its observer.

@@ -138,6 +138,25 @@ impl Consumer {
         unsafe { outcome(sys::rd_kafka_incremental_unassign(self.native(), partitions.ptr())) }
     }
 
+    /// Ends the consumption of one that the group has not asked for. Only with [`Protocol::Cooperative`]; a revocation
+    /// that is under way takes it for its answer.
+    ///
+    /// When it returns, the partition's queue is led nowhere, and may be forwarded for its next assignment: what stops its
+    /// fetches takes the forwarding away, and stands in the same queue before the question that is asked here
+    /// (`rd_kafka_cgrp_handle_assign_op`, `rd_kafka_toppar_fetch_stop`).
+    pub(crate) fn interrupt(&self, partition: &PartitionId) -> Result<(), String> {
+        self.unassign(&list_of([partition]))?;
+        let mut assigned = ptr::null_mut();
+        // SAFETY: the client is alive; the list, if there is one, is ours and is destroyed.
+        unsafe {
+            sys::rd_kafka_assignment(self.native(), &mut assigned);
+            if !assigned.is_null() {
+                sys::rd_kafka_topic_partition_list_destroy(assigned);
+            }
+        }
+        Ok(())
+    }
+
     /// Consumes exactly these; `None` ends all consumption. Only with [`Protocol::Eager`].
     pub(crate) fn assign(&self, starts: Option<&TopicPartitionList>) -> Result<(), String> {
         let starts = starts.map_or(ptr::null(), |starts| starts.ptr().cast_const());

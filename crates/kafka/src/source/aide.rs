@@ -13,8 +13,10 @@ use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::ports::Granted;
 
+use super::range::Search;
 use crate::native::client::Consumer;
 use crate::native::event::Notice;
+use crate::range::{Extent, OutOfRange, OutOfRangePolicy};
 use crate::rebalance::Ticket;
 
 /// Errands that wait, and findings too: one about each of a few rebalances in quick succession, one about the log's
@@ -30,15 +32,16 @@ pub(super) enum Errand {
     Committed(Ticket, Vec<PartitionId>),
     /// Where do these logs end?
     Ends(Vec<(AssignmentEpoch, PartitionId)>),
-    /// Where does this log begin and end, in which this offset was not found?
-    Extent(PartitionId, Option<Offset>),
+    /// Where does the log begin and end, in which an offset was not found?
+    Extent(Search),
 }
 
 /// What was found out.
 pub(super) enum Finding {
-    Committed(Ticket, Result<Vec<Granted>, Notice>),
+    /// With the extents of those logs that had to be asked for, and could.
+    Committed(Ticket, Result<Vec<(Granted, Option<Extent>)>, Notice>),
     Ends(Vec<(AssignmentEpoch, Offset)>),
-    Extent(PartitionId, Option<Offset>, Option<(Offset, Offset)>),
+    Extent(Search, Option<Extent>),
 }
 
 /// The thread's end at the source.
@@ -50,12 +53,12 @@ pub(super) struct Aide {
 
 impl Aide {
     /// Starts the thread. It rings `waker` when something was found.
-    pub(super) fn start(consumer: Arc<Consumer>, waker: Waker) -> std::io::Result<Self> {
+    pub(super) fn start(consumer: Arc<Consumer>, policy: OutOfRangePolicy, waker: Waker) -> std::io::Result<Self> {
         let (errands, received) = sync_channel(WAITING_MAX);
         let (found, findings) = sync_channel(WAITING_MAX);
         let thread = thread::Builder::new()
             .name("seriatim-aide".to_owned())
-            .spawn(move || run(&consumer, &received, &found, &waker))?;
+            .spawn(move || run(&consumer, &policy, &received, &found, &waker))?;
         Ok(Self {
             errands,
             findings,
@@ -90,17 +93,23 @@ impl Aide {
 }
 
 /// Until the source has let go of the other end. This thread's reference to the client is then the last.
-fn run(consumer: &Arc<Consumer>, errands: &Receiver<Errand>, found: &SyncSender<Finding>, waker: &Waker) {
+fn run(
+    consumer: &Arc<Consumer>,
+    policy: &OutOfRangePolicy,
+    errands: &Receiver<Errand>,
+    found: &SyncSender<Finding>,
+    waker: &Waker,
+) {
     while let Ok(errand) = errands.recv() {
         let finding = match errand {
             Errand::Committed(ticket, partitions) => {
                 let granted = consumer.committed(&partitions, ANSWER_TIMEOUT);
-                Finding::Committed(ticket, granted.map(|granted| with_ends(consumer, granted)))
+                Finding::Committed(ticket, granted.map(|granted| with_extents(consumer, policy, granted)))
             }
             Errand::Ends(partitions) => Finding::Ends(ends_of(consumer, partitions)),
-            Errand::Extent(partition, wanted) => {
-                let extent = consumer.ask_extent(&partition, ANSWER_TIMEOUT);
-                Finding::Extent(partition, wanted, extent)
+            Errand::Extent(search) => {
+                let extent = consumer.ask_extent(&search.missing.partition, ANSWER_TIMEOUT);
+                Finding::Extent(search, extent)
             }
         };
         if found.send(finding).is_err() {
@@ -110,15 +119,22 @@ fn run(consumer: &Arc<Consumer>, errands: &Receiver<Errand>, found: &SyncSender<
     }
 }
 
-/// Metadata beside a commit is believed only by who knows where the log ends.
-fn with_ends(consumer: &Consumer, mut granted: Vec<Granted>) -> Vec<Granted> {
-    for granted in &mut granted {
-        if !granted.metadata.is_empty() {
-            let extent = consumer.ask_extent(&granted.partition, ANSWER_TIMEOUT);
-            granted.end = extent.map(|(_, end)| end);
-        }
-    }
-    granted
+/// Metadata beside a commit is believed only by who knows where the log ends; and to go on elsewhere than at a commit that
+/// is out of the log takes both its ends.
+fn with_extents(
+    consumer: &Consumer,
+    policy: &OutOfRangePolicy,
+    granted: Vec<Granted>,
+) -> Vec<(Granted, Option<Extent>)> {
+    let with_extent = |mut granted: Granted| {
+        let moves = policy.of(granted.partition.topic()) != OutOfRange::Stop && granted.committed.is_some();
+        let extent = (moves || !granted.metadata.is_empty())
+            .then(|| consumer.ask_extent(&granted.partition, ANSWER_TIMEOUT))
+            .flatten();
+        granted.end = extent.map(|(_, end)| end);
+        (granted, extent)
+    };
+    granted.into_iter().map(with_extent).collect()
 }
 
 fn ends_of(consumer: &Consumer, partitions: Vec<(AssignmentEpoch, PartitionId)>) -> Vec<(AssignmentEpoch, Offset)> {

@@ -1,5 +1,6 @@
 //! What the client and its aide say, and what follows from it.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use seriatim_engine::record::PartitionId;
@@ -7,12 +8,13 @@ use seriatim_runtime::clock;
 use seriatim_runtime::ports::{SourceEvent, SourceTrouble};
 
 use super::aide::{Errand, Finding};
+use super::range::Search;
 use super::{ClientParts, KafkaSource};
 use crate::commit::Answer;
 use crate::native::client::{Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
 use crate::rebalance::Ticket;
-use crate::trouble::{Meaning, meaning_of, out_of_range, undecodable};
+use crate::trouble::{Meaning, meaning_of, undecodable};
 
 /// How often the logs' ends are reported: lag monitors look every ten seconds or more.
 const ENDS_INTERVAL: Duration = Duration::from_secs(5);
@@ -21,12 +23,14 @@ const ENDS_INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_ENDS_AFTER: Duration = Duration::from_secs(1);
 
 /// A question that was not answered is asked again after this.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+pub(super) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// What is to be asked, and when.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
     committed: Vec<(Ticket, Instant)>,
+    /// What was not found out yet of partitions that stand still.
+    searches: Vec<(Search, Instant)>,
     ends_due: Option<Instant>,
     /// Whether the aide is at it.
     ends_asked: bool,
@@ -36,7 +40,8 @@ impl Questions {
     /// How long until something is due.
     pub(super) fn next_due(&self, now: Instant) -> Duration {
         let committed = self.committed.iter().map(|(_, due)| *due);
-        let next = committed.chain(self.ends_due).min();
+        let searches = self.searches.iter().map(|(_, due)| *due);
+        let next = committed.chain(searches).chain(self.ends_due).min();
         next.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
     }
 
@@ -44,6 +49,16 @@ impl Questions {
     pub(super) fn ask_ends_soon(&mut self, now: Instant) {
         let soon = now + FIRST_ENDS_AFTER;
         self.ends_due = Some(self.ends_due.map_or(soon, |due| due.min(soon)));
+    }
+
+    /// Searches when it is due.
+    pub(super) fn search_later(&mut self, search: Search, due: Instant) {
+        self.searches.push((search, due));
+    }
+
+    fn take_due_searches(&mut self, now: Instant) -> Vec<Search> {
+        let due = self.searches.extract_if(.., |(_, due)| *due <= now);
+        due.map(|(search, _)| search).collect()
     }
 
     fn take_due(&mut self, now: Instant) -> Vec<Ticket> {
@@ -104,6 +119,9 @@ impl KafkaSource {
             Protocol::Eager => consumer.assign(Some(&nothing)),
         };
         self.note_answered(answered);
+        for partition in partitions {
+            self.jumps.remove(partition);
+        }
         if !partitions.is_empty() {
             let ticket = self.holdings.grant(partitions);
             self.questions.committed.push((ticket, Instant::now()));
@@ -118,7 +136,7 @@ impl KafkaSource {
         self.answer_revocation();
     }
 
-    fn lost(&mut self, partitions: Vec<PartitionId>) {
+    pub(super) fn lost(&mut self, partitions: Vec<PartitionId>) {
         for partition in &partitions {
             self.deliveries.end(partition);
         }
@@ -177,12 +195,7 @@ impl KafkaSource {
                 self.reported.note_connection(text.clone());
                 self.report(SourceTrouble::Unauthenticated(text));
             }
-            Meaning::OutOfRange(partition, wanted) => {
-                let asked = Errand::Extent(partition.clone(), wanted);
-                if !self.client.as_ref().is_some_and(|client| client.aide.send(asked)) {
-                    self.report(out_of_range(partition, wanted, None));
-                }
-            }
+            Meaning::OutOfRange(partition, wanted) => self.out_of_range(partition, wanted),
             Meaning::Undecodable(partition, at, text) => {
                 self.deliveries.stop(&partition, at);
                 self.report(undecodable(partition, at, &text));
@@ -190,7 +203,7 @@ impl KafkaSource {
         }
     }
 
-    fn report(&mut self, trouble: SourceTrouble) {
+    pub(super) fn report(&mut self, trouble: SourceTrouble) {
         if self.reported.is_news(&trouble, Instant::now()) {
             self.events.push_back(SourceEvent::Trouble(trouble));
         }
@@ -203,7 +216,15 @@ impl KafkaSource {
     fn take_finding(&mut self, finding: Finding) {
         match finding {
             Finding::Committed(ticket, Ok(answers)) => {
-                let offered = self.holdings.offer(ticket, answers);
+                let extents: HashMap<_, _> = answers
+                    .iter()
+                    .filter_map(|(granted, extent)| Some((granted.partition.clone(), (*extent)?)))
+                    .collect();
+                let granted = answers.into_iter().map(|(granted, _)| granted).collect();
+                let mut offered = self.holdings.offer(ticket, granted);
+                for granted in &mut offered {
+                    self.place(granted, extents.get(&granted.partition).copied());
+                }
                 if !offered.is_empty() {
                     self.events.push_back(SourceEvent::Assigned(offered));
                 }
@@ -222,13 +243,16 @@ impl KafkaSource {
                     self.events.push_back(SourceEvent::Ends(ends));
                 }
             }
-            Finding::Extent(partition, wanted, extent) => self.report(out_of_range(partition, wanted, extent)),
+            Finding::Extent(search, extent) => self.searched(search, extent),
         }
     }
 
     fn ask(&mut self, now: Instant) {
         for ticket in self.questions.take_due(now) {
             self.ask_committed(ticket, now);
+        }
+        for search in self.questions.take_due_searches(now) {
+            self.search(search, now);
         }
         if self.questions.ends_due.is_some_and(|due| due <= now) {
             self.questions.ends_due = Some(now + ENDS_INTERVAL);

@@ -11,6 +11,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use seriatim_engine::assignment::{AssignmentEpoch, Assignments};
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_kafka::config::Properties;
+use seriatim_kafka::range::{OutOfRange, OutOfRangePolicy};
 use seriatim_kafka::source::{KafkaMessage, KafkaSource, SourceSettings, StartAt};
 use seriatim_runtime::message::Message;
 use seriatim_runtime::ports::{Commit, CommitMode, Granted, Records, Source, SourceEvent, SourceTrouble, Start};
@@ -32,6 +33,8 @@ pub(crate) struct Member {
     pub(crate) revoked: Vec<AssignmentEpoch>,
     pub(crate) lost: Vec<AssignmentEpoch>,
     pub(crate) committed: Vec<Commit>,
+    /// Where delivery went on, by partition.
+    pub(crate) skipped: Vec<(i32, i64)>,
     pub(crate) refused: Vec<String>,
     pub(crate) ends: HashMap<AssignmentEpoch, Offset>,
     pub(crate) troubles: Vec<SourceTrouble>,
@@ -43,12 +46,19 @@ pub(crate) struct Member {
 
 impl Member {
     pub(crate) fn join(brokers: &str, topic: &str, group: &str, properties: &[&str]) -> Self {
+        Self::join_with(brokers, topic, group, properties, OutOfRange::Stop)
+    }
+
+    pub(crate) fn join_with(brokers: &str, topic: &str, group: &str, properties: &[&str], policy: OutOfRange) -> Self {
+        let mut out_of_range = OutOfRangePolicy::default();
+        out_of_range.set(policy);
         let properties: Properties = [QUICK, properties].concat().join("\n").parse().unwrap();
         let (source, _waker) = KafkaSource::connect(SourceSettings {
             brokers: brokers.to_owned(),
             group: group.to_owned(),
             topics: vec![topic.to_owned()],
             start_at: StartAt::Earliest,
+            out_of_range,
             properties,
         })
         .unwrap();
@@ -60,6 +70,7 @@ impl Member {
             revoked: Vec::new(),
             lost: Vec::new(),
             committed: Vec::new(),
+            skipped: Vec::new(),
             refused: Vec::new(),
             ends: HashMap::new(),
             troubles: Vec::new(),
@@ -92,6 +103,12 @@ impl Member {
             }
             Some(SourceEvent::Committed(Ok(commits))) => self.committed.extend(commits),
             Some(SourceEvent::Committed(Err(error))) => self.refused.push(error.to_string()),
+            Some(SourceEvent::Skipped(epoch, to)) => {
+                let number = self.assignments.get(epoch).expect("it has begun").number();
+                self.skipped.push((number, to.get()));
+                // Another log, which begins anew.
+                self.seen.entry(number).or_default().retain(|seen| *seen < to.get());
+            }
             Some(SourceEvent::Ends(ends)) => self.ends.extend(ends),
             Some(SourceEvent::Trouble(trouble)) => self.troubles.push(trouble),
         }

@@ -113,7 +113,7 @@ impl<S: Source> Traced<S> {
                 let refused = std::mem::take(&mut self.unanswered);
                 self.note_answer(refused, false);
             }
-            SourceEvent::Records | SourceEvent::Ends(_) | SourceEvent::Trouble(_) => {}
+            SourceEvent::Records | SourceEvent::Skipped(..) | SourceEvent::Ends(_) | SourceEvent::Trouble(_) => {}
         }
     }
 

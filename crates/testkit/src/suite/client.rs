@@ -63,6 +63,9 @@ impl<S: Source> Client<S> {
                     .filter_map(|(epoch, end)| Some((self.epochs.get(epoch)?.clone(), end)));
                 self.ends.extend(known);
             }
+            Some(SourceEvent::Skipped(epoch, to)) => {
+                panic!("{epoch:?} goes on at {to}, and nothing is gone from its log")
+            }
             Some(SourceEvent::Trouble(_)) | None => {}
         }
     }
