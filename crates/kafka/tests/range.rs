@@ -1,5 +1,5 @@
 //! Offsets that are not in the log, on a real broker: records deleted before they were read, logs that are shorter than
-//! what was committed.
+//! what was committed, topics deleted and created anew.
 
 mod member;
 
@@ -16,6 +16,7 @@ use seriatim_kafka::config::Properties;
 use seriatim_kafka::groups::Groups;
 use seriatim_kafka::range::OutOfRange;
 use seriatim_runtime::ports::{Commit, CommitMode, Granted, Source, SourceTrouble};
+use seriatim_testkit::broker;
 use tokio::runtime::{Builder, Runtime};
 
 struct Admin {
@@ -40,6 +41,16 @@ impl Admin {
         places.add_partition_offset(topic, 0, Place::Offset(below)).unwrap();
         let deleted = self.client.delete_records(&places, &AdminOptions::new());
         self.runtime.block_on(deleted).unwrap();
+    }
+
+    /// Deletes a topic, and creates it anew with so many records in each partition.
+    fn recreate(&self, topic: &str, partitions: i32, count: usize) {
+        let deleted = self.client.delete_topics(&[topic], &AdminOptions::new());
+        for topic in self.runtime.block_on(deleted).unwrap() {
+            topic.unwrap();
+        }
+        broker::shared().create_topic(topic, partitions as u32, &[]).unwrap();
+        produce(topic, 0..partitions, count);
     }
 }
 
@@ -219,4 +230,62 @@ fn a_log_that_became_shorter_commits_nothing_more_when_it_stops() {
     member.source.close();
     until([&mut next], "the offer", |[next]| next.offered.len() == 1);
     assert_eq!(next.offered[0].committed, Some(Offset::new(3)));
+}
+
+#[test]
+fn a_topic_that_is_created_anew_while_it_is_read_is_begun_anew() {
+    let (topic, group) = named("recreated", 1);
+    produce(&topic, [0], 10);
+    let mut member = join(&topic, &group, OutOfRange::Earliest);
+    until([&mut member], "10 records", |[member]| member.seen() == 10);
+    let old = member.commit_of(0, "");
+    member
+        .source
+        .commit(std::slice::from_ref(&old), CommitMode::Wait)
+        .unwrap();
+
+    Admin::new().recreate(&topic, 1, 3);
+    until([&mut member], "the new topic's records", |[member]| {
+        !member.skipped.is_empty() && member.seen[&0] == [0, 1, 2]
+    });
+    assert_eq!(
+        (&member.skipped[..], &member.lost[..]),
+        (&[(0, 0)][..], &[old.epoch][..])
+    );
+    assert!(
+        moved(&member).contains("its topic deleted and created anew"),
+        "{}",
+        moved(&member)
+    );
+    assert!(
+        member.source.commit(&[old], CommitMode::Wait).is_err(),
+        "it is of the old topic"
+    );
+    member
+        .source
+        .commit(&[member.commit_of(0, "")], CommitMode::Wait)
+        .unwrap();
+    let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
+    assert_eq!(groups.commits(&group).unwrap()[0].offset, Offset::new(3));
+}
+
+#[test]
+fn a_topic_that_is_created_anew_stops_its_partition_and_takes_no_commit_of_the_old_one() {
+    let (topic, group) = named("recreated-stop", 1);
+    produce(&topic, [0], 10);
+    let mut member = join(&topic, &group, OutOfRange::Stop);
+    until([&mut member], "10 records", |[member]| member.seen() == 10);
+    let old = member.commit_of(0, "");
+
+    Admin::new().recreate(&topic, 1, 3);
+    until([&mut member], "the loss", |[member]| member.lost == [old.epoch]);
+    let told = member.troubles[0].to_string();
+    assert!(told.starts_with(&format!("{topic}[0] stands still: ")), "{told}");
+    assert!(told.contains("its topic deleted and created anew"), "{told}");
+    assert!(
+        member.source.commit(&[old], CommitMode::Wait).is_err(),
+        "it is of the old topic"
+    );
+    let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
+    assert_eq!(groups.commits(&group).unwrap(), []);
 }

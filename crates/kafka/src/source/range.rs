@@ -5,7 +5,7 @@
 //! to be settled; or, when the log is not the one that was read, the period ends without a commit, since an offset of the
 //! old log means nothing in the new one, and another begins.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::record::{Offset, PartitionId};
@@ -140,7 +140,7 @@ impl KafkaSource {
         while let Some(event) = self
             .client
             .as_ref()
-            .and_then(|client| client.consumer.next_event(std::time::Duration::ZERO))
+            .and_then(|client| client.consumer.next_event(Duration::ZERO))
         {
             match event {
                 ClientEvent::Revoked { partitions, .. } => self.lost(partitions),
