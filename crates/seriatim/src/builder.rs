@@ -32,7 +32,7 @@ impl Seriatim {
             topics: Vec::new(),
             observer: Arc::new(LogEvents),
             in_flight_max: IN_FLIGHT_MAX,
-            workers: thread_count(),
+            workers: default_workers().get(),
             dispatcher: DispatcherConfig {
                 session_by: SessionBy::default(),
                 missing_session: MissingSession::default(),
@@ -189,7 +189,7 @@ impl<B> Builder<B> {
         self
     }
 
-    /// Sets how many workers there are. Each is a thread.
+    /// Sets how many workers there are, in place of [`default_workers`]. Each is a thread.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
         self
@@ -270,11 +270,11 @@ impl<B: Backend> Builder<B> {
     }
 }
 
-/// One processor is left to the client and the dispatcher, which are busy when workers are. Handlers that compute for long
-/// do so on the blocking threads, not on workers.
-fn thread_count() -> usize {
+/// As many workers as there are unless [`Builder::workers`] says otherwise: one processor is left to the client and the
+/// dispatcher, which are busy when workers are. Handlers that compute for long do so on blocking threads, not on workers.
+pub fn default_workers() -> NonZeroUsize {
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    (processors - 1).max(1)
+    NonZeroUsize::new(processors - 1).unwrap_or(NonZeroUsize::MIN)
 }
 
 /// A key that whoever chooses session keys does not know.

@@ -35,7 +35,7 @@ mod handle;
 mod log;
 
 pub use blocking::{Blocking, blocking};
-pub use builder::{Builder, Seriatim};
+pub use builder::{Builder, Seriatim, default_workers};
 pub use cluster::{Cluster, ClusterError};
 pub use error::{BuildError, Error, Result};
 pub use handle::{Handle, Stats};

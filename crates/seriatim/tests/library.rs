@@ -373,9 +373,12 @@ async fn an_error_says_which_call_of_the_builder_is_wrong() {
     assert!(error.to_string().contains("orders"), "{error}");
 }
 
-/// The last standing that was told of each partition: watermark, end, backlog, and whether it is held.
+/// Watermark, end, backlog, and whether the partition is held.
+type Told = (i64, i64, u64, bool);
+
+/// The last standing that was told.
 #[derive(Clone, Default)]
-struct Standings(Arc<Mutex<Option<(i64, i64, u64, bool)>>>);
+struct Standings(Arc<Mutex<Option<Told>>>);
 
 impl Observer for Standings {
     fn observe(&self, event: Event<'_>) {

@@ -236,8 +236,7 @@ impl Args {
 
 impl LimitArgs {
     fn workers(&self) -> NonZeroUsize {
-        let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        self.workers.unwrap_or_else(cores)
+        self.workers.unwrap_or_else(seriatim::default_workers)
     }
 
     fn unsettled(&self) -> Limits {
