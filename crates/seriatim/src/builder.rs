@@ -73,7 +73,7 @@ const IN_FLIGHT_MAX: usize = 1_000;
 /// | [`drain_timeout`](Self::drain_timeout) | 10 s |
 /// | [`stuck_after`](Self::stuck_after) | reported after 60 s |
 /// | [`limits`](Self::limits) | [`Limits::default`] |
-/// | [`workers`](Self::workers) | one a core |
+/// | [`workers`](Self::workers) | [`default_workers`]: one a core, less one |
 /// | [`check`](Self::check) | off |
 #[must_use = "a builder does nothing until it is run"]
 pub struct Builder<B> {

@@ -128,7 +128,7 @@ pub(super) struct LimitArgs {
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = bytes)]
     max_bytes: usize,
 
-    /// Threads that handle records [default: one a core]
+    /// Threads that handle records [default: one a core, less one for the client]
     #[arg(long, value_name = "N")]
     workers: Option<NonZeroUsize>,
 }
