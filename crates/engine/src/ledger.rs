@@ -505,6 +505,14 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "offset settled twice: 70 is not unsettled")]
+    fn a_run_with_a_settled_offset_in_it_is_refused() {
+        let mut ledger = admitted(0..100);
+        settle(&mut ledger, [70]);
+        ledger.settle_run(offset(60), offset(80));
+    }
+
+    #[test]
     fn a_skip_is_passed_when_what_was_admitted_before_it_is_settled() {
         let mut ledger = admitted([7, 8]);
         ledger.restore([range(20, 29), range(95, 104)]);
@@ -739,6 +747,23 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_run_is_settled_as_its_offsets_one_by_one(cuts in proptest::collection::btree_set(1i64..300, 1..12)) {
+            let bounds: Vec<i64> = std::iter::once(0).chain(cuts).collect();
+            let len = *bounds.last().unwrap();
+            let (mut by_run, mut by_one) = (admitted(0..len), admitted(0..len));
+            let runs: Vec<_> = bounds.windows(2).map(|bounds| (bounds[0], bounds[1] - 1)).collect();
+            // Every second one first, so that some are above the watermark.
+            for (first, last) in runs.iter().skip(1).step_by(2).chain(runs.iter().step_by(2)) {
+                by_run.settle_run(offset(*first), offset(*last));
+                settle(&mut by_one, *first..=*last);
+                prop_assert_eq!(watermark(&by_run), watermark(&by_one));
+                prop_assert_eq!(ranges(&by_run), ranges(&by_one));
+                prop_assert_eq!(by_run.unsettled(), by_one.unsettled());
+            }
+            prop_assert_eq!(watermark(&by_run), Some(len));
+        }
+
         #[test]
         fn the_ledger_agrees_with_a_naive_model(
             start in prop::option::of(0i64..200),

@@ -49,8 +49,10 @@ const COMMIT_WAIT_MAX: Duration = Duration::from_secs(5);
 /// A commit that met a rebalance is tried again after this.
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
-/// How long the coordinator may take to let us go. Without its answer the group goes on after the session timeout.
-const LEAVE_WAIT_MAX: Duration = Duration::from_secs(3);
+/// How long the coordinator may take to let us go. A broker answers the requests of a connection one after another, so while
+/// the group waits for its other members, our farewell waits behind our own request to join. Who goes without it is missed
+/// only after the session timeout, and holds up everybody's next rebalance, and the commits that wait behind it, until then.
+const LEAVE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// How long the client may take to stop its threads, which it does in milliseconds.
 const RETIRE_WAIT_MAX: Duration = Duration::from_secs(1);

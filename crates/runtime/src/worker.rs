@@ -191,16 +191,17 @@ where
             if !self.beats.lease.holds(looked) && !self.beats.lease.pause(looked) {
                 return false;
             }
+            // After the lease: what was lost before it was renewed is known here.
+            if self.link.urgent.load(Ordering::Acquire) {
+                *starts = 0;
+                break;
+            }
             let mut burst = STARTS_PER_LOOK.min(*starts);
             *starts -= burst;
             self.start_ready(&mut burst, now);
             self.admit(&mut burst, now);
             *starts += burst;
             if burst > 0 {
-                break;
-            }
-            if self.link.urgent.load(Ordering::Acquire) {
-                *starts = 0;
                 break;
             }
             looked = self.beats.look.map_or(now, |look| look());

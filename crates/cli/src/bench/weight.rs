@@ -18,6 +18,9 @@ use super::stage::Stage;
 /// How long memory is given before it is weighed: the allocator returns pages late.
 const SETTLING: Duration = Duration::from_secs(2);
 
+/// Longer than anything is weighed for.
+const FAR_AWAY: Duration = Duration::from_secs(3_600);
+
 /// What is resident when all records are settled.
 pub fn settled(spec: &Spec) -> anyhow::Result<Measured> {
     let stage: &'static Stage = Box::leak(Box::new(Stage::new(spec.workload.sessions, spec.work)));
@@ -33,21 +36,26 @@ pub fn settled(spec: &Spec) -> anyhow::Result<Measured> {
     })
 }
 
-/// What is resident when something waits in each session: a handler, as far as so many may, else a record.
+/// What is resident when something waits in each session: a handler, or a record whose next attempt is far away.
 pub fn waiting(spec: &Spec) -> anyhow::Result<Measured> {
-    let in_flight = match spec.contender {
-        // Beyond the number of sessions, as sessions fall to workers unevenly.
-        Contender::HandlersWaiting => 2 * spec.workload.sessions as usize,
-        _ => 2,
-    };
+    let handlers_wait = spec.contender == Contender::HandlersWaiting;
+    // Beyond the number of sessions, as sessions fall to workers unevenly.
+    let in_flight = 2 * spec.workload.sessions as usize;
     let sessions = u64::from(spec.workload.sessions);
     runtime()?.block_on(async {
-        let wait = |record: Record, cx: Context| async move {
-            future::pending::<()>().await;
+        let wait = move |record: Record, cx: Context| async move {
+            if handlers_wait {
+                future::pending::<()>().await;
+            }
             drop((record, cx));
-            Ok(())
+            Err(Failure::transient("it is to wait").retry_after(FAR_AWAY))
         };
-        let consumer = builder(spec)?.limits(UNLIMITED).attempt_timeout(None).stuck_after(None);
+        let retry = Retry {
+            elapsed_max: None,
+            ..spec.work.retry()
+        };
+        let consumer = builder(spec)?.retry(retry).limits(UNLIMITED);
+        let consumer = consumer.attempt_timeout(None).stuck_after(None);
         let handle = consumer.in_flight(in_flight).start(wait).await?;
         let began = Instant::now();
         while handle.stats().sessions < sessions {

@@ -266,6 +266,17 @@ impl Verdict {
         self
     }
 
+    /// Fails when something was repeated though every commit was acknowledged. A broker answers a member's requests one after
+    /// another: in a storm, a commit may wait behind the member's own request to join for longer than a drain may last. What
+    /// that leaves open the judge excuses, and nothing else.
+    #[track_caller]
+    pub(crate) fn expect_repeats_only_after_failed_commits(&self) -> &Self {
+        match self.count("failed_commits") {
+            0 => self.expect("repeats", ..=0),
+            _ => self,
+        }
+    }
+
     /// Fails unless the handlers were as faulty as they were meant to be.
     #[track_caller]
     pub(crate) fn expect_faulty_handlers(&self) -> &Self {
