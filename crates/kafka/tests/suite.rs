@@ -9,7 +9,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_kafka::source::{KafkaSource, SourceSettings, StartAt};
 use seriatim_testkit::broker;
-use seriatim_testkit::suite::{self, Harness};
+use seriatim_testkit::suite::Harness;
 use tokio::runtime::{Builder, Runtime};
 
 struct RealBroker {
@@ -79,31 +79,4 @@ impl Harness for RealBroker {
     }
 }
 
-macro_rules! suite {
-    ($($name:ident)+) => {
-        $(
-            #[test]
-            fn $name() {
-                suite::$name(RealBroker::shared());
-            }
-        )+
-    };
-}
-
-suite! {
-    delivers_each_partition_in_offset_order
-    delivers_under_the_epoch_that_was_started
-    a_record_keeps_its_parts
-    commit_with_metadata_comes_back
-    a_background_commit_is_answered
-    an_ended_epoch_commits_nothing
-    hold_loses_and_reorders_nothing
-    a_held_partition_holds_up_no_other
-    no_room_reports_everything_but_records
-    a_waker_ends_the_wait
-    a_poll_waits_for_records
-    a_revoked_partition_is_delivered_on_from_its_commit_and_only_after_relinquish
-    the_last_commit_before_relinquish_is_where_the_next_owner_starts
-    closing_hands_everything_over
-    reports_the_end_of_the_log
-}
+seriatim_testkit::port_suite!(RealBroker::shared());

@@ -220,7 +220,8 @@ where
     /// Revokes and cancellations are acted on ahead of the batches before them: their partition's records there are
     /// skipped, not started for nothing.
     fn take_mail(&mut self, now: Instant) {
-        self.link.urgent.store(false, Ordering::Relaxed);
+        // Read as it is cleared: either its mail is found below, or it is set again.
+        self.link.urgent.swap(false, Ordering::Acquire);
         let mut incoming = std::mem::take(&mut self.incoming);
         self.link.inbox.take(&mut incoming);
         for mail in incoming.drain(..) {

@@ -1,6 +1,6 @@
 //! What every [`Source`] must do: one suite for the in-memory log and for Kafka.
 //!
-//! An adapter's tests implement [`Harness`] and call each function; each makes topics and groups of its own. Where a
+//! An adapter's tests implement [`Harness`] and call [`port_suite`](crate::port_suite); each makes topics and groups of its own. Where a
 //! group has two members, both are polled in turn by one thread.
 
 mod client;
@@ -38,23 +38,37 @@ pub trait Harness {
     fn silence(&self) -> Duration;
 }
 
-/// Calls every function of the suite, for a harness whose tests need not be told apart.
-pub fn all(harness: &impl Harness) {
-    delivers_each_partition_in_offset_order(harness);
-    delivers_under_the_epoch_that_was_started(harness);
-    a_record_keeps_its_parts(harness);
-    commit_with_metadata_comes_back(harness);
-    a_background_commit_is_answered(harness);
-    an_ended_epoch_commits_nothing(harness);
-    hold_loses_and_reorders_nothing(harness);
-    a_held_partition_holds_up_no_other(harness);
-    no_room_reports_everything_but_records(harness);
-    a_waker_ends_the_wait(harness);
-    a_poll_waits_for_records(harness);
-    a_revoked_partition_is_delivered_on_from_its_commit_and_only_after_relinquish(harness);
-    the_last_commit_before_relinquish_is_where_the_next_owner_starts(harness);
-    closing_hands_everything_over(harness);
-    reports_the_end_of_the_log(harness);
+/// A test for each function of the suite. The expression makes, or names, a harness.
+#[macro_export]
+macro_rules! port_suite {
+    ($harness:expr) => {
+        $crate::port_suite! {
+            $harness =>
+            delivers_each_partition_in_offset_order
+            delivers_under_the_epoch_that_was_started
+            a_record_keeps_its_parts
+            commit_with_metadata_comes_back
+            a_background_commit_is_answered
+            an_ended_epoch_commits_nothing
+            hold_loses_and_reorders_nothing
+            a_held_partition_holds_up_no_other
+            no_room_reports_everything_but_records
+            a_waker_ends_the_wait
+            a_poll_waits_for_records
+            a_revoked_partition_is_delivered_on_from_its_commit_and_only_after_relinquish
+            the_last_commit_before_relinquish_is_where_the_next_owner_starts
+            closing_hands_everything_over
+            reports_the_end_of_the_log
+        }
+    };
+    ($harness:expr => $($name:ident)+) => {
+        $(
+            #[test]
+            fn $name() {
+                $crate::suite::$name($harness);
+            }
+        )+
+    };
 }
 
 fn fill(harness: &impl Harness, topic: &str, partition: i32, records: usize) -> PartitionId {
