@@ -11,6 +11,7 @@
 //! | `retry` | the first two attempts are answered with `retry` |
 //! | `dead` | answered with `dead` |
 //! | `die` | at the first attempt the child exits without an answer |
+//! | `kill` | `seriatim` itself is killed |
 //! | `slow` | the first attempt is answered after 1.5 s |
 //! | `deaf` | never answered |
 //! | `bad` | the first attempt is answered with an outcome that does not exist |
@@ -22,6 +23,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Write};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -61,6 +63,10 @@ fn main() -> io::Result<()> {
                 &json!({"id": id, "outcome": "dead", "error": "no such account"}),
             )?,
             Some("die") if attempt == Some(1) => std::process::abort(),
+            Some("kill") => {
+                let parent = std::os::unix::process::parent_id().to_string();
+                Command::new("sh").args(["-c", "kill -KILL $0", &parent]).status()?;
+            }
             Some("deaf") => {}
             Some("slow") if attempt == Some(1) => {
                 let child = Arc::clone(&child);

@@ -7,6 +7,8 @@
 //! follows), a byte that tells the form, and the body. Of two forms the shorter is used: *runs*, the lengths of gap and
 //! settled run in turn from the watermark on, as LEB128; and *bits*, one bit an offset from the watermark on.
 //!
+//! The [trail](crate::trail) may follow it, separated by `;`, which no part has in it.
+//!
 //! Whatever is not such a text is refused as a whole: a record is never skipped on doubt.
 
 use std::ops::RangeInclusive;
@@ -15,6 +17,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::record::Offset;
+use crate::trail;
 
 /// Tells our text from any other, and its version.
 const PREFIX: &str = "s1:";
@@ -106,8 +109,10 @@ impl std::error::Error for AckMapError {}
 /// Decodes a text that was committed beside `watermark`, for a log that ends at `end` (the offset after its last record).
 ///
 /// # Errors
-/// When the text is not wholly to be believed. The empty text is an empty map.
+/// When the text, a trail behind it included, is not wholly to be believed. The empty text is an empty map.
 pub fn decode(text: &str, watermark: Offset, end: Option<Offset>) -> Result<Vec<RangeInclusive<Offset>>, AckMapError> {
+    trail::decode(text, watermark)?;
+    let (text, _) = trail::split(text);
     if text.is_empty() {
         return Ok(Vec::new());
     }
@@ -248,7 +253,7 @@ fn decode_bits(body: &[u8]) -> Vec<(u64, u64)> {
     ranges
 }
 
-fn push_leb128(bytes: &mut Vec<u8>, mut number: u64) {
+pub(crate) fn push_leb128(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
         number >>= 7;
@@ -256,7 +261,7 @@ fn push_leb128(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-fn take_leb128(bytes: &mut &[u8]) -> Option<u64> {
+pub(crate) fn take_leb128(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0u64;
     for shift in (0..64).step_by(7) {
         let (byte, rest) = bytes.split_first()?;

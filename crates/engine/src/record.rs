@@ -37,7 +37,7 @@ impl fmt::Display for PartitionId {
 }
 
 /// The place of a record in its partition's log, from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Offset(i64);
 
 impl Offset {

@@ -56,6 +56,7 @@ fn config() -> RunConfig {
             commit_interval: Duration::from_millis(50),
             drain_timeout: Duration::from_secs(3),
             stuck_after: None,
+            process: std::process::id(),
             hash_key: (3, 4),
         },
         worker: WorkerConfig {

@@ -188,6 +188,7 @@ fn config(workers: usize) -> RunConfig {
             commit_interval: Duration::from_millis(200),
             drain_timeout: Duration::from_secs(1),
             stuck_after: None,
+            process: 0,
             hash_key: (1, 2),
         },
         worker: WorkerConfig {

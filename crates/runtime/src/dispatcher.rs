@@ -4,6 +4,7 @@
 mod commits;
 mod intake;
 mod ownership;
+mod suspects;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +18,9 @@ use seriatim_engine::route::Router;
 
 use self::intake::Tail;
 use self::ownership::{Drain, Owned, Phase};
+use self::suspects::Withheld;
 use crate::lease::Lease;
-use crate::mail::{FromWorker, Link, Settled, ToWorker};
+use crate::mail::{Failed, FromWorker, Link, Settled, ToWorker};
 use crate::ports::{Event, Observer, Records, Source, SourceError, SourceEvent};
 use crate::session_by::{MissingSession, SessionBy, SessionKeyError};
 
@@ -37,6 +39,8 @@ pub struct DispatcherConfig {
     pub drain_timeout: Duration,
     /// After what time without progress a partition's blocking record is reported; `None` for never.
     pub stuck_after: Option<Duration>,
+    /// Tells this process from others that own its partitions before and after it.
+    pub process: u32,
     /// The key of the session hash. Not secret, but best not known to whoever chooses session keys.
     pub hash_key: (u64, u64),
 }
@@ -73,6 +77,12 @@ pub struct Dispatcher<S: Source> {
     /// Partitions whose intake is held: few, and looked at in each step.
     held: Vec<AssignmentEpoch>,
     drains: Vec<Drain>,
+    /// Periods that no commit says are open yet.
+    unopened: Vec<AssignmentEpoch>,
+    /// One entry for each partition under suspicion.
+    withheld: Vec<Withheld<S::Message>>,
+    /// Suspects are named again from here on, after a commit that failed.
+    name_from: Option<Instant>,
     lease: Arc<Lease>,
     /// Whether it held when last looked at, or nothing waited for it.
     lease_held: bool,
@@ -166,6 +176,9 @@ impl<S: Source> Dispatcher<S> {
             flow: Flow::Flowing,
             held: Vec::new(),
             drains: Vec::new(),
+            unopened: Vec::new(),
+            withheld: Vec::new(),
+            name_from: None,
             lease,
             lease_held: true,
             commit_in_flight: false,
@@ -199,6 +212,7 @@ impl<S: Source> Dispatcher<S> {
             return Ok(Progressed::Stopped);
         }
         self.commit_due(now);
+        self.release_suspects(now);
         self.look_for_stuck(now);
         self.adjust_flow();
         self.receive(now)?;
@@ -242,6 +256,7 @@ impl<S: Source> Dispatcher<S> {
             for outcome in outcomes.drain(..) {
                 match outcome {
                     FromWorker::Settled(settled) => self.settle(&settled),
+                    FromWorker::Failed(failed) => self.note_failed(&failed),
                     FromWorker::Quiet(epoch) => self.note_quiet(epoch),
                     FromWorker::Died => self.dead_worker = true,
                 }
@@ -255,8 +270,18 @@ impl<S: Source> Dispatcher<S> {
             // An outcome of a period that has ended is fenced here: what it settled may be another owner's by now.
             if let Some(owned) = self.owned.get_mut(settled.epoch) {
                 owned.ledger.settle_run(settled.first, settled.last);
+                owned.forget_attempts(settled.first, settled.last);
                 owned.usage.sub(settled.usage);
                 self.usage.sub(settled.usage);
+            }
+        }
+    }
+
+    fn note_failed(&mut self, failed: &[Failed]) {
+        for failed in failed {
+            if let Some(owned) = self.owned.get_mut(failed.epoch) {
+                owned.attempts.insert(failed.offset, failed.attempts);
+                owned.revision += 1;
             }
         }
     }
@@ -281,7 +306,7 @@ impl<S: Source> Dispatcher<S> {
         self.idle = event.is_none();
         match event {
             None => {}
-            Some(SourceEvent::Records) => self.admit(&mut records),
+            Some(SourceEvent::Records) => self.admit(&mut records, now),
             Some(SourceEvent::Assigned(granted)) => self.assign(granted, now),
             Some(SourceEvent::Revoked(epochs)) => self.drain(epochs, now),
             Some(SourceEvent::Lost(epochs)) => self.lose(&epochs),
@@ -314,7 +339,7 @@ impl<S: Source> Dispatcher<S> {
         let quiet =
             (self.idle && self.usage.records > 0).then(|| self.committed_at.unwrap_or(now) + QUIET_COMMIT_INTERVAL);
         let quiet_due = quiet.is_some_and(|due| due <= now);
-        if !intake || !self.drains.is_empty() || !self.held.is_empty() || quiet_due {
+        if !intake || !self.drains.is_empty() || !self.held.is_empty() || !self.withheld.is_empty() || quiet_due {
             // All of them are asked, also when one has something already.
             let ready = self
                 .workers
@@ -327,7 +352,7 @@ impl<S: Source> Dispatcher<S> {
         let commit = self.next_commit();
         let running = self.drains.iter().filter(|drain| !drain.cancelled);
         let drain = running.map(|drain| drain.deadline).min();
-        let due = [commit, drain, quiet.filter(|_| !quiet_due)]
+        let due = [commit, drain, quiet.filter(|_| !quiet_due), self.name_from]
             .into_iter()
             .flatten()
             .min();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use seriatim_engine::lane::LaneId;
+use seriatim_engine::trail::CRASHES_MAX;
 
 use crate::failure::Failure;
 use crate::ports::{DeadLetter, DeadLetterError, DeadLetterReason, DeadLetters, Event, Observer};
@@ -101,6 +102,24 @@ impl Letters {
             attempts: 0,
             error_class: "SessionKeyError".to_owned(),
             error_text,
+            first_failure: self.clock.at(now),
+            last_failure: self.clock.at(now),
+        };
+        self.send(lane, letter)
+    }
+
+    /// Begins to write the dead letter of a record that was in flight at several crashes in a row, after so many attempts
+    /// that failed without one.
+    pub(crate) fn poison(&mut self, lane: LaneId, record: Record, attempts: u32, now: Instant) -> Publication {
+        let letter = DeadLetter {
+            session: self.session_by.key_of_record(&record).ok(),
+            record: record.detached(),
+            reason: DeadLetterReason::Exhausted,
+            attempts: attempts + u32::from(CRASHES_MAX),
+            error_class: "ProcessCrash".to_owned(),
+            error_text: format!(
+                "{CRASHES_MAX} times in a row the process ended while this record was in flight; it is not started again"
+            ),
             first_failure: self.clock.at(now),
             last_failure: self.clock.at(now),
         };

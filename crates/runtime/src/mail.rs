@@ -41,18 +41,37 @@ pub(crate) struct Entry {
     pub(crate) epoch: AssignmentEpoch,
     pub(crate) offset: Offset,
     pub(crate) bytes: u32,
-    /// It has no readable session key, and becomes a dead letter for it.
-    pub(crate) undecodable: bool,
+    /// Attempts that failed before this period of ownership.
+    pub(crate) attempts: u16,
+    pub(crate) unstartable: Option<Unstartable>,
+}
+
+/// Why a record becomes a dead letter without being started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unstartable {
+    /// It has no readable session key.
+    Undecodable,
+    /// It was in flight at several crashes in a row.
+    Poison,
 }
 
 /// To the dispatcher.
 pub(crate) enum FromWorker {
     /// These are settled; or nothing is, and the worker has room for another batch.
     Settled(Vec<Settled>),
+    /// Attempts of these records failed; they are still unsettled.
+    Failed(Vec<Failed>),
     /// Nothing of this partition runs any more.
     Quiet(AssignmentEpoch),
     /// The worker panicked, and its sessions stand still.
     Died,
+}
+
+/// A record whose attempts have failed so far.
+pub(crate) struct Failed {
+    pub(crate) epoch: AssignmentEpoch,
+    pub(crate) offset: Offset,
+    pub(crate) attempts: u32,
 }
 
 /// Records of a partition that are settled, one offset after another.

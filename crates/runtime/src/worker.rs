@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::failure::{Failure, FailureClass};
 use crate::lease::Lease;
 use crate::letter::Letters;
-use crate::mail::{Batch, Entry, FromWorker, Link, Settled, ToWorker};
+use crate::mail::{Batch, Entry, Failed, FromWorker, Link, Settled, ToWorker, Unstartable};
 use crate::pins::{Pin, Pins};
 use crate::ports::{DeadLetterReason, Event, Observer};
 use crate::record::Record;
@@ -61,7 +61,7 @@ struct Work {
     /// When it lies in the client's memory.
     pin: Option<Pin>,
     bytes: u32,
-    undecodable: bool,
+    unstartable: Option<Unstartable>,
     first_failure: Option<Instant>,
 }
 
@@ -98,6 +98,7 @@ pub struct Worker<C, F> {
     mail: VecDeque<ToWorker>,
     current: Option<Current>,
     settled: Vec<Settled>,
+    failed: Vec<Failed>,
     batch_done: bool,
     leaving: Vec<Leaving>,
     /// No attempt can run out of time before.
@@ -147,10 +148,11 @@ where
             letters,
             beats,
             observer,
-            checker: config.check.then(OrderChecker::new),
+            checker: config.check.then(|| OrderChecker::new().with_resumed_attempts()),
             mail: VecDeque::new(),
             current: None,
             settled: Vec::new(),
+            failed: Vec::new(),
             batch_done: false,
             leaving: Vec::new(),
             overdue_from: None,
@@ -346,8 +348,7 @@ where
                 self.fail(slot, seat, failure, now);
             }
             Progress::Published(seat, Ok(())) => {
-                // An undecodable record was never started.
-                if !self.lanes.head(seat.lane).record.undecodable {
+                if self.lanes.head(seat.lane).record.unstartable.is_none() {
                     self.note_end(seat.lane, true);
                 }
                 self.letters.published(seat.lane, &*self.observer);
@@ -404,13 +405,17 @@ where
     fn fail(&mut self, slot: u32, seat: Seat, failure: Failure, now: Instant) {
         let outcome = match failure.class() {
             FailureClass::Permanent => Outcome::Permanent,
-            FailureClass::Transient if self.is_leaving(seat.epoch) => return self.drop_unsettled(slot, seat, now),
+            FailureClass::Transient if self.is_leaving(seat.epoch) => {
+                self.note_failed(seat);
+                return self.drop_unsettled(slot, seat, now);
+            }
             FailureClass::Transient => Outcome::Transient(failure.delay()),
         };
         let head = self.lanes.head_mut(seat.lane);
         let first_failure = *head.record.first_failure.get_or_insert(now);
         match self.lanes.finish(seat.lane, outcome, now) {
             Verdict::RetryAt(until) => {
+                self.note_failed(seat);
                 self.link.counters.retries.fetch_add(1, Ordering::Relaxed);
                 self.unpin(seat.lane);
                 let head = self.lanes.head(seat.lane);
@@ -423,6 +428,9 @@ where
                 self.slots.vacate(slot);
             }
             Verdict::DeadLetter(fate) => {
+                if fate == Fate::Exhausted {
+                    self.note_failed(seat);
+                }
                 let reason = match fate {
                     Fate::Permanent => DeadLetterReason::Permanent,
                     Fate::Exhausted => DeadLetterReason::Exhausted,
@@ -435,6 +443,20 @@ where
                 self.slots.publish(slot, seat, publication);
             }
             Verdict::Settled | Verdict::Dropped => unreachable!("a failure neither settles nor drops"),
+        }
+    }
+
+    /// The dispatcher is told how often the record has failed, short of the last attempt: its failure ends in a dead letter,
+    /// and whoever has to write that makes the attempt again.
+    fn note_failed(&mut self, seat: Seat) {
+        let head = self.lanes.head(seat.lane);
+        let attempts = head.attempts.min(self.config.retry.attempts_max.saturating_sub(1));
+        if attempts > 0 {
+            self.failed.push(Failed {
+                epoch: seat.epoch,
+                offset: head.offset,
+                attempts,
+            });
         }
     }
 
@@ -462,9 +484,14 @@ where
             return;
         }
         let head = self.lanes.head(lane);
-        if head.record.undecodable {
+        if let Some(unstartable) = head.record.unstartable {
             let record = head.record.record.clone();
-            let publication = self.letters.undecodable(lane, record, now);
+            // Of these none is made in this period.
+            let attempts = head.attempts - 1;
+            let publication = match unstartable {
+                Unstartable::Undecodable => self.letters.undecodable(lane, record, now),
+                Unstartable::Poison => self.letters.poison(lane, record, attempts, now),
+            };
             self.slots.occupy(slot, Tenant::Vacated);
             self.slots.publish(slot, seat, publication);
             return;
@@ -543,7 +570,7 @@ where
             if self.is_leaving(entry.epoch) {
                 continue;
             }
-            let must_wait = entry.undecodable
+            let must_wait = entry.unstartable.is_some()
                 || self.lanes.is_busy(entry.session)
                 || self.slots.held() >= self.config.in_flight_max
                 || self.lanes.has_ready();
@@ -570,7 +597,10 @@ where
             None => current.batch.shared.copy(index),
         };
         let work = Work::new(record, pin, entry);
-        let queued = Queued::new(work, entry.epoch, entry.offset);
+        let queued = Queued {
+            attempts: self.failed_before(entry),
+            ..Queued::new(work, entry.epoch, entry.offset)
+        };
         if let Some(slot) = self.lanes.enqueue(entry.session, queued) {
             self.slots.newer_waits(slot);
         }
@@ -588,8 +618,9 @@ where
             let copy = shared.copy(index);
             (copy.clone(), Some(copy))
         };
-        self.note_start(entry.session, entry.epoch, entry.offset, 1);
-        let cx = self.slots.context(slot, 1, deadline);
+        let attempt = self.failed_before(entry) + 1;
+        self.note_start(entry.session, entry.epoch, entry.offset, attempt);
+        let cx = self.slots.context(slot, attempt, deadline);
         let call = &self.call;
         let handled = self.slots.start(slot, || call(record, cx));
         if let Some(Ok(())) = handled {
@@ -608,7 +639,7 @@ where
             }
         };
         let queued = Queued {
-            attempts: 1,
+            attempts: attempt,
             first_started: Some(now),
             ..Queued::new(work, entry.epoch, entry.offset)
         };
@@ -626,6 +657,15 @@ where
                 self.fail(slot, seat, failure, now);
             }
             Some(Ok(())) => unreachable!("returned above"),
+        }
+    }
+
+    /// Attempts that failed in earlier periods. There is always one left.
+    #[inline]
+    fn failed_before(&self, entry: Entry) -> u32 {
+        match entry.attempts {
+            0 => 0,
+            attempts => u32::from(attempts).min(self.config.retry.attempts_max.saturating_sub(1)),
         }
     }
 
@@ -652,6 +692,11 @@ where
 
     /// Sends what was settled, and says which leaving partitions are quiet.
     fn report(&mut self) {
+        if !self.failed.is_empty() {
+            // Before what was settled of them since.
+            let failed = std::mem::take(&mut self.failed);
+            self.link.outbox.put(FromWorker::Failed(failed));
+        }
         if !self.settled.is_empty() || self.batch_done {
             self.batch_done = false;
             let counters = &self.link.counters;
@@ -710,7 +755,7 @@ impl Work {
             record,
             pin,
             bytes: entry.bytes,
-            undecodable: entry.undecodable,
+            unstartable: entry.unstartable,
             first_failure: None,
         }
     }

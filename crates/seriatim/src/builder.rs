@@ -40,6 +40,7 @@ impl Seriatim {
                 commit_interval: Duration::from_secs(1),
                 drain_timeout: Duration::from_secs(10),
                 stuck_after: Some(Duration::from_secs(60)),
+                process: random_key().0 as u32,
                 hash_key: random_key(),
             },
             worker: WorkerConfig {

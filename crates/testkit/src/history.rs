@@ -54,6 +54,8 @@ pub enum What {
         committed: Option<Offset>,
         /// The ack map beside it.
         settled: AckMap,
+        /// How often the oldest failing records have failed, as told beside it.
+        attempts: Vec<(Offset, u32)>,
     },
     /// So many records were delivered, from this offset on.
     Delivered(EpochNumber, usize, Offset),
@@ -268,8 +270,13 @@ impl fmt::Display for What {
                 partition,
                 committed,
                 settled,
+                attempts,
             } => match committed {
-                Some(offset) => write!(f, "{epoch} of {partition} begins at {offset}{}", above(settled)),
+                Some(offset) => {
+                    write!(f, "{epoch} of {partition} begins at {offset}{}", above(settled))?;
+                    let mut failed = attempts.iter();
+                    failed.try_for_each(|(offset, times)| write!(f, ", {offset} failed {times} times"))
+                }
                 None => write!(f, "{epoch} of {partition} begins, nothing committed"),
             },
             What::Delivered(epoch, records, from) => write!(f, "{epoch}: {records} records delivered from {from} on"),

@@ -9,8 +9,8 @@
 //! | P4 | Commits of a partition never fall, and only its owner commits: what the group tells is the last commit that was acknowledged, or one sent after it. |
 //! | P6 | What is settled starts again only at or above the durable commit, outside the durable ack map, and not in the same epoch. A clean release repeats nothing. |
 //! | P7 | Nothing starts outside a period of ownership. |
-//! | P8 | Dead letters are exactly the permanent, exhausted and undecodable records, intact, and once an epoch. |
-//! | P9 | Attempts count 1, 2, …, no sooner than their back-off, at most the limit, none after a permanent failure. |
+//! | P8 | Dead letters are exactly the permanent, exhausted and undecodable records, and those in flight at three crashes in a row, intact, and once an epoch. |
+//! | P9 | Attempts count on from what the commit tells that an epoch began at, or 1, 2, …, no sooner than their back-off, at most the limit, none after a permanent failure. A clean release forgets none of the oldest. |
 //! | P10 | Handlers and unsettled records stay within their limits; a held partition delivers nothing. |
 //! | P12 | A drain ends by its deadline. |
 //!
@@ -99,6 +99,8 @@ pub struct Counts {
     pub kept_contexts: u64,
     pub dead_letters: u64,
     pub failed_letters: u64,
+    pub poisoned: u64,
+    pub resumed: u64,
     pub repeats: u64,
     pub skipped: u64,
     pub assignments: u64,
@@ -123,6 +125,8 @@ impl AddAssign for Counts {
         self.kept_contexts += other.kept_contexts;
         self.dead_letters += other.dead_letters;
         self.failed_letters += other.failed_letters;
+        self.poisoned += other.poisoned;
+        self.resumed += other.resumed;
         self.repeats += other.repeats;
         self.skipped += other.skipped;
         self.assignments += other.assignments;

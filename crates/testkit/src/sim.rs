@@ -33,6 +33,7 @@ pub(crate) use instance::{Instance, Pending};
 use plan::{Deed, FAULTS_FOR, Plan};
 pub use sabotage::{Sabotage, Sabotaged};
 pub(crate) use script::Leftovers;
+use script::POISON;
 pub(crate) use world::{GROUP, TOPIC, World};
 
 /// What is allowed for everything to settle once all is healed: far more than the longest retries and dead letters take.
@@ -202,6 +203,10 @@ impl Sim {
                 self.endings.push((now + lasts, Ending::ReleaseCommits));
             }
             Deed::FailCommits => self.fail_commits(),
+            Deed::Poison => {
+                let key = format!("s{}", self.rng.below(self.sessions));
+                self.world.log.append_record(TOPIC, NewRecord::new(key, POISON));
+            }
             Deed::LettersDown(lasts) => {
                 self.world.weather.set_down(true);
                 self.endings.push((now + lasts, Ending::LettersUp));

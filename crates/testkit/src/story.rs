@@ -191,6 +191,17 @@ impl Story {
         self.wait(A_MOMENT)
     }
 
+    /// The process is killed. The group notices, and another instance starts in its place.
+    pub fn crash(&mut self) -> &mut Self {
+        let numbers: Vec<u32> = self.world.instances.keys().copied().collect();
+        for number in numbers {
+            let member = self.world.crash(number).expect("it was there");
+            self.world.log.expire(GROUP, member);
+        }
+        self.join();
+        self
+    }
+
     /// Asks the instance to stop.
     pub fn stop(&mut self) -> &mut Self {
         let numbers: Vec<u32> = self.world.instances.keys().copied().collect();
@@ -300,6 +311,7 @@ fn config() -> RunConfig {
             commit_interval: Duration::from_millis(5),
             drain_timeout: DRAIN_TIMEOUT,
             stuck_after: None,
+            process: 0,
             hash_key: (1, 2),
         },
         worker: WorkerConfig {

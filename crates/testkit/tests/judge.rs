@@ -39,6 +39,33 @@ fn what_the_ack_map_tells_of_is_not_repeated() {
 }
 
 #[test]
+fn p9_attempts_go_on_from_what_the_commit_tells() {
+    let failed = "1 assign; 1 start a0; 1 fail a0; 1 commit 0; 1 revoke; 1 give-back";
+    Tale::of("a0")
+        .tell(failed)
+        .tell("2 assign 0 0x1; 2 start a0 2; 2 ok a0 2; 2 commit 1")
+        .assert_good();
+    Tale::of("a0").tell(failed).tell("2 assign 0").assert_breaks("P9");
+    Tale::of("a0")
+        .tell(failed)
+        .tell("2 assign 0 0x1; 2 start a0 1")
+        .assert_breaks("P9");
+    Tale::of("a0")
+        .tell("1 assign; 1 crash; 2 assign 0 0x1; 2 start a0 3")
+        .assert_breaks("P9");
+}
+
+#[test]
+fn p8_a_record_in_flight_at_three_crashes_in_a_row() {
+    let crash = |n: u32| format!("{n} assign; {n} deliver 1; {n} start a0; {n} crash");
+    let letter = "9 assign; 9 letter a0 exhausted 3; 9 letter-ok a0; 9 commit 1";
+    let twice = Tale::of("a0").tell(&crash(1)).tell(&crash(2));
+    twice.tell(letter).assert_breaks("P8");
+    let thrice = Tale::of("a0").tell(&crash(1)).tell(&crash(2)).tell(&crash(3));
+    thrice.tell(letter).assert_good();
+}
+
+#[test]
 fn p0_a_record_that_does_not_exist() {
     Tale::of("a0 a2").tell("1 assign; 1 start a1").assert_breaks("P0");
 }

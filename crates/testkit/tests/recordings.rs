@@ -82,6 +82,7 @@ fn some_work() -> [What; 3] {
             partition: chat(),
             committed: None,
             settled: Vec::new(),
+            attempts: Vec::new(),
         },
         What::Start {
             record: record(0),
@@ -179,9 +180,9 @@ fn what_is_damaged_is_told_with_its_line() {
             other => panic!("{other}"),
         }
     };
-    damaged(&["1 assign 0 chat/0 - -", "2 start chat/0/", "3 left"], 3, "no entry");
-    damaged(&["2 assign 0 chat/0 - -", "1 left"], 3, "time");
-    damaged(&["1 assign 1 chat/0 - -"], 2, "missing");
+    damaged(&["1 assign 0 chat/0 - - -", "2 start chat/0/", "3 left"], 3, "no entry");
+    damaged(&["2 assign 0 chat/0 - - -", "1 left"], 3, "time");
+    damaged(&["1 assign 1 chat/0 - - -"], 2, "missing");
     damaged(&["1 lost 0"], 2, "not begun");
     damaged(&["1 left", "2 paused"], 3, "header");
     damaged(&["1 paused", "{\"seriatim"], 3, "no header");
@@ -216,13 +217,13 @@ fn told(merged: &Merged) -> Vec<String> {
 #[test]
 fn what_happened_is_told_in_order_and_a_recording_without_an_end_has_crashed() {
     let one = [
-        "10 assign 0 chat/0 - -",
+        "10 assign 0 chat/0 - - -",
         "13 retry chat/0/0 1 25",
         "20 revoke 0",
         "21 release 0",
         "22 left",
     ];
-    let merged = merged(&one, &["12 paused", "30 assign 0 chat/0 1 -"]);
+    let merged = merged(&one, &["12 paused", "30 assign 0 chat/0 1 - -"]);
     assert_eq!(
         told(&merged),
         [
@@ -246,8 +247,8 @@ fn what_happened_is_told_in_order_and_a_recording_without_an_end_has_crashed() {
 
 /// Whether the first owner counts as dropped when the second is given its partition at 20.
 fn is_dropped(before_and_after: &[&str]) -> bool {
-    let one = [&["10 assign 0 chat/0 - -", "11 delivered 0 9 0"], before_and_after].concat();
-    let merged = merged(&one, &["20 assign 0 chat/0 - -", "90 left"]);
+    let one = [&["10 assign 0 chat/0 - - -", "11 delivered 0 9 0"], before_and_after].concat();
+    let merged = merged(&one, &["20 assign 0 chat/0 - - -", "90 left"]);
     let expired = merged.entries.iter().find(|entry| entry.what == What::Expired);
     assert!(expired.is_none_or(|entry| entry.instance == 0 && entry.at.as_nanos() == 10));
     expired.is_some()
@@ -285,12 +286,12 @@ fn an_owner_counts_as_dropped_only_if_it_found_out() {
 #[test]
 fn a_period_that_was_over_before_it_began_is_not_told() {
     let late = [
-        "25 assign 0 chat/0 - -",
+        "25 assign 0 chat/0 - - -",
         "26 lost 0",
-        "27 assign 1 chat/1 - -",
+        "27 assign 1 chat/1 - - -",
         "28 left",
     ];
-    let merged = merged(&["10 assign 0 chat/0 - -", "90 left"], &late);
+    let merged = merged(&["10 assign 0 chat/0 - - -", "90 left"], &late);
     assert!(
         told(&merged).contains(&"17 #1 epoch 1 of chat[1] begins, nothing committed".to_owned()),
         "{:#?}",
@@ -304,7 +305,7 @@ fn where_a_log_was_begun_at_its_end_is_where_its_first_record_came_from() {
     let shelf = Shelf::new();
     let mut consumes = consumes("g");
     consumes.begins_at_end = true;
-    let lines = ["1 assign 0 chat/0 - -", "2 delivered 0 3 40", "3 left"];
+    let lines = ["1 assign 0 chat/0 - - -", "2 delivered 0 3 40", "3 left"];
     let read = recording::read(&shelf.put("late", &Header::now(consumes), &lines)).unwrap();
     assert_eq!(told(&merge(read).unwrap())[0], "0 #0 epoch 0 of chat[0] begins at 40");
 }

@@ -44,6 +44,7 @@ macro_rules! controls {
 controls! {
     committing_the_highest_seen: CommitHighestSeen => ["P3"];
     not_committing_the_ack_map: DropAckMap => ["P6"];
+    not_committing_attempts: DropAttempts => ["P9"];
     committing_an_untrue_ack_map: ClaimAllSettled => ["P3"];
     committing_an_older_watermark_again: CommitAgainOlder => ["P4"];
     committing_past_the_end: CommitPastEnd => ["P3"];

@@ -74,6 +74,8 @@ fn assert_not_vacuous(counts: &Counts, seeds: u64) {
     let rarer = [
         ("losses", counts.losses),
         ("crashes", counts.crashes),
+        ("dead letters of records that crashed their process", counts.poisoned),
+        ("attempts that go on from an earlier period", counts.resumed),
         ("failed commits", counts.failed_commits),
         ("overlaps after a loss", counts.overlaps_after_loss),
     ];

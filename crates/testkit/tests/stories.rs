@@ -93,11 +93,90 @@ fn a_drain_cancels_at_its_deadline_what_still_runs() {
 fn a_back_off_is_cut_short_by_a_drain() {
     let mut story = Story::new();
     story.deliver("a1 a2").fail("a1").rebalance();
-    // The new epoch counts attempts anew.
-    for _ in 0..3 {
+    // The new epoch counts on.
+    for _ in 0..2 {
         story.wait(BACKOFF_MAX).running("a1").fail("a1");
     }
     story.expect("a1! a2").committed(2);
+}
+
+#[test]
+fn attempts_go_on_after_a_crash() {
+    let mut story = Story::new();
+    story.deliver("a1 a2").fail("a1").wait(BACKOFF_MAX).crash();
+    for _ in 0..2 {
+        story.wait(BACKOFF_MAX).running("a1").fail("a1");
+    }
+    story.expect("a1! a2").committed(2);
+}
+
+#[test]
+fn a_record_that_crashes_its_instance_three_times_is_dead_lettered_and_its_session_goes_on() {
+    let mut story = Story::new();
+    story.deliver("a1 a2 b1").running("a1 b1");
+    story.crash().running("a1 b1");
+    // What may be to blame goes one at a time.
+    story.crash().running("a1").settled("");
+    story.crash().wait(BACKOFF_MAX).running("a2 b1").settled("a1!");
+    story.expect("b1 a2").committed(3);
+    // Once.
+    story.crash().expect("").committed(3);
+}
+
+#[test]
+fn nothing_else_starts_before_the_dead_letter_of_what_crashed_is_written() {
+    let mut story = Story::new();
+    story.deliver("a1 b1").crash().crash().running("a1");
+    // Else the next crash, of another's doing, would come before it each time.
+    story.dead_letters_down(true).crash().running("").settled("");
+    story.crash().running("").dead_letters_down(false);
+    story.wait(DRAIN_TIMEOUT).running("b1").settled("a1!");
+    story.expect("b1").committed(2);
+}
+
+#[test]
+fn an_innocent_that_was_in_flight_with_it_is_handled() {
+    let mut story = Story::new();
+    story.deliver("a1 b1 c1").crash().crash();
+    story.running("a1").finish("a1").running("b1").settled("a1");
+    story.crash().wait(BACKOFF_MAX).running("c1").settled("b1!");
+    story.expect("c1").committed(3);
+}
+
+#[test]
+fn an_instance_that_loses_its_partitions_and_lives_has_not_crashed() {
+    let mut story = Story::new();
+    story.deliver("a1 b1");
+    for _ in 0..4 {
+        story.running("a1 b1").lose().wait(BACKOFF_MAX);
+    }
+    story.running("a1 b1").expect("a1 b1").committed(2);
+}
+
+#[test]
+fn when_the_suspects_are_settled_all_goes_on_as_before() {
+    let mut story = Story::new();
+    story.deliver("a1 b1").crash().crash().deliver("c1 d1").running("a1");
+    story.finish("a1").running("b1").finish("b1").running("c1 d1");
+    // A crash is the first again.
+    story.crash().running("c1 d1").expect("a1 b1 c1 d1").committed(4);
+}
+
+#[test]
+fn a_clean_handover_counts_no_crash_and_acquits_nobody() {
+    let mut story = Story::new();
+    story.deliver("a1 b1").crash();
+    for _ in 0..4 {
+        story.rebalance().wait(DRAIN_TIMEOUT).wait(BACKOFF_MAX).running("a1 b1");
+    }
+    story.crash().running("a1");
+    story.rebalance().wait(DRAIN_TIMEOUT).wait(BACKOFF_MAX).running("a1");
+    story
+        .crash()
+        .wait(BACKOFF_MAX)
+        .running("b1")
+        .expect("a1! b1")
+        .committed(2);
 }
 
 #[test]

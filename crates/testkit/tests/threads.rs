@@ -37,6 +37,7 @@ fn config() -> RunConfig {
             commit_interval: Duration::from_millis(20),
             drain_timeout: Duration::from_secs(3),
             stuck_after: None,
+            process: 0,
             hash_key: (3, 4),
         },
         worker: WorkerConfig {

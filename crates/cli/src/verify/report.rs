@@ -80,6 +80,8 @@ impl<'a> Report<'a> {
             "retries": counts.retries,
             "cancelled": counts.cancelled,
             "dead_letters": counts.dead_letters,
+            "poisoned": counts.poisoned,
+            "resumed": counts.resumed,
             "repeats": counts.repeats,
             "skipped": counts.skipped,
             "assignments": counts.assignments,
@@ -123,7 +125,7 @@ impl<'a> Report<'a> {
         let (records, sessions) = (counted(self.records(), "record"), counted(self.sessions, "session"));
         let partitions = counted(self.truth.partitions.len() as u64, "partition");
         let (starts, retries) = (counted(counts.starts, "start"), counted(counts.retries, "retry"));
-        let [cancelled, letters] = [counts.cancelled, counts.dead_letters].map(grouped);
+        let [cancelled, letters, poisoned] = [counts.cancelled, counts.dead_letters, counts.poisoned].map(grouped);
         let begun = counted(counts.assignments, "period");
         let [released, lost, expired] = [counts.releases, counts.losses, counts.expiries].map(grouped);
         let without_end = self.merged.instances.iter().filter(|instance| !instance.ended).count() as u64;
@@ -136,7 +138,9 @@ impl<'a> Report<'a> {
             ("records", format!("{records} of {sessions} in {partitions}")),
             (
                 "handlers",
-                format!("{starts}, {retries}, {cancelled} cancelled, {letters} dead-lettered"),
+                format!(
+                    "{starts}, {retries}, {cancelled} cancelled, {letters} dead-lettered, {poisoned} of them for crashes"
+                ),
             ),
             (
                 "group",

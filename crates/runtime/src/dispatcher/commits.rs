@@ -31,7 +31,7 @@ impl<S: Source> Dispatcher<S> {
             if mark == owned.acknowledged {
                 continue;
             }
-            if let Some((commit, whole)) = owned.commit(*epoch, self.metadata_len_max) {
+            if let Some((commit, whole)) = owned.commit(*epoch, self.config.process, self.metadata_len_max) {
                 owned.sent = mark;
                 commits.push(commit);
                 if !whole {

@@ -1,6 +1,7 @@
 //! From a batch of the source to the workers' batches.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::{Flow, Usage, flow};
@@ -8,8 +9,9 @@ use seriatim_engine::ledger::Admission;
 use seriatim_engine::record::{PartitionId, RecordId, SessionHash};
 use seriatim_engine::route::Router;
 
+use super::ownership::Past;
 use super::{Dispatcher, RunError};
-use crate::mail::{Batch, Entry, Link, ToWorker};
+use crate::mail::{Batch, Entry, Link, ToWorker, Unstartable};
 use crate::message::Message;
 use crate::ports::{Event, Records, Source};
 use crate::record::Shared;
@@ -19,7 +21,7 @@ use crate::session_by::{MissingSession, SessionBy, SessionKeyError};
 const RECORD_OVERHEAD_BYTES: usize = 64;
 
 impl<S: Source> Dispatcher<S> {
-    pub(super) fn admit(&mut self, records: &mut Records<S::Message>) {
+    pub(super) fn admit(&mut self, records: &mut Records<S::Message>, now: Instant) {
         let mut messages = records.messages.drain(..);
         for run in records.runs.drain(..) {
             let mut messages = messages.by_ref().take(run.len);
@@ -35,6 +37,8 @@ impl<S: Source> Dispatcher<S> {
                 missing_session: self.config.missing_session,
                 workers: &mut self.workers,
             };
+            let mut withheld = self.withheld.iter_mut().find(|withheld| withheld.epoch == run.epoch);
+            let has_past = owned.has_past();
             let mut admitted = Usage::ZERO;
             for message in &mut messages {
                 let offset = message.offset();
@@ -42,8 +46,14 @@ impl<S: Source> Dispatcher<S> {
                     Admission::Admitted => {}
                     Admission::AlreadySettled | Admission::Behind => continue,
                 }
-                match intake.route(message, &owned.partition) {
-                    Ok(bytes) => admitted.add(Usage::record(bytes)),
+                admitted.add(Usage::record(bytes_of(&message)));
+                if let Some(withheld) = &mut withheld {
+                    withheld.messages.push_back(message);
+                    continue;
+                }
+                let past = if has_past { owned.past(offset) } else { Past::default() };
+                match intake.route(message, &owned.partition, past) {
+                    Ok(()) => {}
                     Err(failure) => {
                         // Admitted and never settled: the commit stays below it.
                         self.failure.get_or_insert(failure);
@@ -57,6 +67,9 @@ impl<S: Source> Dispatcher<S> {
             self.hold_if_full(run.epoch);
         }
         drop(messages);
+        if !self.unopened.is_empty() {
+            self.commit_open(now);
+        }
         for tail in &mut self.workers {
             tail.send();
         }
@@ -105,24 +118,34 @@ pub(super) struct Tail<M> {
 }
 
 /// From a partition's record to its worker's batch.
-struct Intake<'a, M> {
-    epoch: AssignmentEpoch,
-    router: &'a Router,
-    session_by: &'a SessionBy,
-    missing_session: MissingSession,
-    workers: &'a mut [Tail<M>],
+pub(super) struct Intake<'a, M> {
+    pub(super) epoch: AssignmentEpoch,
+    pub(super) router: &'a Router,
+    pub(super) session_by: &'a SessionBy,
+    pub(super) missing_session: MissingSession,
+    pub(super) workers: &'a mut [Tail<M>],
+}
+
+/// What a record counts for.
+#[inline]
+fn bytes_of(message: &impl Message) -> usize {
+    message.key().map_or(0, <[u8]>::len) + message.value().map_or(0, <[u8]>::len) + RECORD_OVERHEAD_BYTES
 }
 
 impl<M: Message> Intake<'_, M> {
-    /// Puts `message` into its session's worker's batch. Returns the bytes that it counts for.
+    /// Puts `message` into its session's worker's batch.
     #[inline]
-    fn route(&mut self, message: M, partition: &PartitionId) -> Result<usize, RunError> {
+    pub(super) fn route(&mut self, message: M, partition: &PartitionId, past: Past) -> Result<(), RunError> {
         let (session, undecodable) = match self.session_by.key_of(&message) {
             Ok(key) => (self.router.session(&key), false),
             Err(error) => self.without_session(&message, partition, error)?,
         };
-        let bytes =
-            message.key().map_or(0, <[u8]>::len) + message.value().map_or(0, <[u8]>::len) + RECORD_OVERHEAD_BYTES;
+        let unstartable = match (undecodable, past.poison) {
+            (true, _) => Some(Unstartable::Undecodable),
+            (false, true) => Some(Unstartable::Poison),
+            (false, false) => None,
+        };
+        let bytes = bytes_of(&message);
         let tail = &mut self.workers[self.router.worker(session)];
         tail.entries.push(Entry {
             session,
@@ -130,11 +153,12 @@ impl<M: Message> Intake<'_, M> {
             offset: message.offset(),
             // Kafka bounds a record by 2 GiB.
             bytes: bytes as u32,
-            undecodable,
+            attempts: past.attempts,
+            unstartable,
         });
         tail.bytes += bytes;
         tail.messages.push(message);
-        Ok(bytes)
+        Ok(())
     }
 
     #[cold]
@@ -161,7 +185,7 @@ impl<M: Message> Intake<'_, M> {
 
 impl<M: Message> Tail<M> {
     /// Sends the batch that was made, in one piece.
-    fn send(&mut self) {
+    pub(super) fn send(&mut self) {
         if self.entries.is_empty() {
             return;
         }

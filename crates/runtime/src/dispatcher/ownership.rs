@@ -1,5 +1,6 @@
 //! Periods of ownership: begun, drained, lost, and ended.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use seriatim_engine::ack_map;
@@ -7,8 +8,10 @@ use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::{Flow, Limits, Usage, flow};
 use seriatim_engine::ledger::Ledger;
 use seriatim_engine::record::{Offset, PartitionId};
+use seriatim_engine::trail::{self, ATTEMPTS_TOLD_MAX, CRASHES_MAX, Suspicion, Trail};
 
 use super::Dispatcher;
+use super::suspects::Withheld;
 use crate::mail::ToWorker;
 use crate::ports::{Commit, CommitMode, Event, Granted, Source, Start};
 
@@ -24,6 +27,24 @@ pub(super) struct Owned {
     pub(super) acknowledged: Option<Mark>,
     pub(super) acknowledged_at: Instant,
     pub(super) progress: Progress,
+    /// Of the failing records, and of those that were failing when another owned them.
+    pub(super) attempts: BTreeMap<Offset, u32>,
+    /// What was failing then lies below this offset.
+    pub(super) told_to: Offset,
+    pub(super) suspicion: Suspicion,
+    /// While there are suspects: those below this offset may be with a worker.
+    pub(super) handed_to: Offset,
+    /// Whether the commits say that the period goes on.
+    pub(super) open: bool,
+    /// Of what the commits tell beside what is settled.
+    pub(super) revision: u64,
+}
+
+/// What was told of a record by who owned it before.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Past {
+    pub(super) attempts: u16,
+    pub(super) poison: bool,
 }
 
 /// How far a partition has got. What is settled above a watermark only grows, so equal marks say the same.
@@ -31,6 +52,7 @@ pub(super) struct Owned {
 pub(super) struct Mark {
     watermark: Offset,
     settled_above: u64,
+    revision: u64,
 }
 
 /// Where a partition is in its period of ownership.
@@ -81,23 +103,78 @@ impl Owned {
         self.ledger.watermark().map(|watermark| Mark {
             watermark: watermark.offset(),
             settled_above: self.ledger.settled_above(),
+            revision: self.revision,
         })
     }
 
-    /// Whether anything was settled since the last commit was sent.
+    /// Whether there is anything new since the last commit was sent.
     pub(super) fn is_dirty(&self) -> bool {
         self.mark() != self.sent
     }
 
+    /// Whether the last commit that was acknowledged says all.
+    pub(super) fn is_committed(&self) -> bool {
+        self.mark() == self.acknowledged
+    }
+
+    /// Whether something was told of a record that is still to come.
+    pub(super) fn has_past(&self) -> bool {
+        let next = self.ledger.next_expected();
+        next.is_some_and(|next| next < self.told_to)
+            || matches!(self.suspicion, Suspicion::Poison(poison) if next <= Some(poison))
+    }
+
+    pub(super) fn past(&self, offset: Offset) -> Past {
+        let attempts = self.attempts.get(&offset).copied().unwrap_or_default();
+        Past {
+            attempts: u16::try_from(attempts).unwrap_or(u16::MAX),
+            poison: self.suspicion == Suspicion::Poison(offset),
+        }
+    }
+
+    #[inline]
+    pub(super) fn forget_attempts(&mut self, first: Offset, last: Offset) {
+        if self.attempts.is_empty() {
+            return;
+        }
+        while let Some((offset, _)) = self.attempts.range(first..=last).next() {
+            let offset = *offset;
+            self.attempts.remove(&offset);
+        }
+    }
+
+    fn trail(&self, process: u32, watermark: Offset) -> Trail {
+        let (crashes, handed_to, suspects_to) = match self.suspicion {
+            Suspicion::Below { crashes, to } => (crashes, self.handed_to, to),
+            Suspicion::Poison(poison) if watermark <= poison => (CRASHES_MAX, poison.next(), poison.next()),
+            Suspicion::Poison(_) | Suspicion::None => (0, self.ledger.next_expected().unwrap_or(watermark), watermark),
+        };
+        let failing = self.attempts.range(watermark..).take(ATTEMPTS_TOLD_MAX);
+        Trail {
+            open: self.open,
+            process,
+            crashes,
+            handed_to,
+            suspects_to,
+            attempts: failing.map(|(offset, attempts)| (*offset, *attempts)).collect(),
+        }
+    }
+
     /// The commit that says how far it has got, with as much of the ack map as has room. Whether all of it has, is the
     /// second part.
-    pub(super) fn commit(&self, epoch: AssignmentEpoch, metadata_len_max: usize) -> Option<(Commit, bool)> {
+    pub(super) fn commit(
+        &self,
+        epoch: AssignmentEpoch,
+        process: u32,
+        metadata_len_max: usize,
+    ) -> Option<(Commit, bool)> {
         let watermark = self.ledger.watermark()?.offset();
-        let ack_map = ack_map::encode(watermark, self.ledger.settled_ranges(), metadata_len_max);
+        let trail = self.trail(process, watermark).encode(watermark, metadata_len_max);
+        let ack_map = ack_map::encode(watermark, self.ledger.settled_ranges(), metadata_len_max - trail.len());
         let commit = Commit {
             epoch,
             watermark,
-            metadata: ack_map.text,
+            metadata: ack_map.text + &trail,
         };
         Some((commit, !ack_map.truncated))
     }
@@ -107,7 +184,9 @@ impl<S: Source> Dispatcher<S> {
     pub(super) fn assign(&mut self, granted: Vec<Granted>, now: Instant) {
         let mut starts = Vec::with_capacity(granted.len());
         for granted in granted {
-            let ledger = self.open_ledger(&granted);
+            let (ledger, trail) = self.open_ledger(&granted);
+            let from = granted.committed.unwrap_or_default();
+            let suspicion = trail.suspicion(self.config.process, from, granted.end);
             let Granted {
                 partition, committed, ..
             } = granted;
@@ -125,10 +204,24 @@ impl<S: Source> Dispatcher<S> {
                     since: now,
                     reported: false,
                 },
+                told_to: trail.attempts.last().map_or(Offset::ZERO, |(last, _)| last.next()),
+                attempts: trail.attempts.into_iter().collect(),
+                suspicion,
+                handed_to: from,
+                open: true,
+                revision: 0,
             };
             owned.sent = owned.mark();
             owned.acknowledged = owned.sent;
+            // That it is open now is new.
+            owned.revision += 1;
+            let suspected = owned.is_suspected();
             let epoch = self.owned.open(owned);
+            self.unopened.push(epoch);
+            if suspected {
+                let messages = VecDeque::new();
+                self.withheld.push(Withheld { epoch, messages });
+            }
             starts.push(Start {
                 partition,
                 epoch,
@@ -136,25 +229,30 @@ impl<S: Source> Dispatcher<S> {
             });
         }
         self.source.start(&starts);
+        self.commit_open(now);
         if self.stopping {
             // Granted while we leave: given back with the rest.
             self.drain(starts.into_iter().map(|start| start.epoch).collect(), now);
         }
     }
 
-    /// The ledger of a granted partition, with what was settled above its watermark by whoever owned it before.
-    fn open_ledger(&self, granted: &Granted) -> Ledger {
+    /// The ledger of a granted partition, with what was settled above its watermark by whoever owned it before, and what
+    /// was told of the rest.
+    fn open_ledger(&self, granted: &Granted) -> (Ledger, Trail) {
         let partition = &granted.partition;
         self.observer.observe(Event::Assigned(partition, granted.committed));
-        let mut ledger = Ledger::new(granted.committed);
+        let (mut ledger, mut told) = (Ledger::new(granted.committed), Trail::default());
         if let Some(committed) = granted.committed {
             match ack_map::decode(&granted.metadata, committed, granted.end) {
-                Ok(settled) => ledger.restore(settled),
+                Ok(settled) => {
+                    ledger.restore(settled);
+                    told = trail::decode(&granted.metadata, committed).unwrap_or_default();
+                }
                 // Never skip on doubt.
                 Err(error) => self.observer.observe(Event::AckMapIgnored(partition, error)),
             }
         }
-        ledger
+        (ledger, told)
     }
 
     /// Begins to give partitions back: nothing more of them starts, what runs may finish until the deadline.
@@ -168,6 +266,7 @@ impl<S: Source> Dispatcher<S> {
             owned.phase = Phase::Draining {
                 quiet_awaited: self.workers.len(),
             };
+            self.withheld.retain(|withheld| withheld.epoch != *epoch);
             for tail in &self.workers {
                 tail.link.send_urgent(ToWorker::Revoke(*epoch));
             }
@@ -218,6 +317,12 @@ impl<S: Source> Dispatcher<S> {
     fn finish_drain(&mut self, mut drain: Drain, now: Instant) -> Option<Drain> {
         // Lost meanwhile: nothing is committed, nothing is given back.
         drain.epochs.retain(|epoch| self.owned.get(*epoch).is_some());
+        for epoch in &drain.epochs {
+            let owned = self.owned.get_mut(*epoch).expect("retained above");
+            if std::mem::take(&mut owned.open) {
+                owned.revision += 1;
+            }
+        }
         // Tried again until the deadline. Without it the next owner repeats what was settled since the last commit:
         // nothing is lost.
         if self.commit_and_wait(&drain.epochs, now) && now < drain.deadline {
@@ -237,7 +342,7 @@ impl<S: Source> Dispatcher<S> {
     }
 
     /// Commits what these have settled. Returns whether that failed and is worth another try.
-    fn commit_and_wait(&mut self, epochs: &[AssignmentEpoch], now: Instant) -> bool {
+    pub(super) fn commit_and_wait(&mut self, epochs: &[AssignmentEpoch], now: Instant) -> bool {
         let commits = self.commits_of(epochs);
         if commits.is_empty() {
             return false;
@@ -266,6 +371,7 @@ impl<S: Source> Dispatcher<S> {
     /// Ends the period of ownership: outcomes that come later are fenced, and workers forget it.
     pub(super) fn close(&mut self, epoch: AssignmentEpoch) -> Option<Owned> {
         let owned = self.owned.close(epoch)?;
+        self.withheld.retain(|withheld| withheld.epoch != epoch);
         self.usage.sub(owned.usage);
         for tail in &self.workers {
             if !owned.is_draining() {

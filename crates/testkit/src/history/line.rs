@@ -1,7 +1,7 @@
 //! An entry as a line of text: the nanoseconds of its time, a word for what happened, and its particulars.
 //!
 //! ```text
-//! 81234567890 assign 0 chat/3 42 44-47,50-50
+//! 81234567890 assign 0 chat/3 42 44-47,50-50 42x1
 //! 81234567901 delivered 0 250 42
 //! 81234568800 start chat/3/42 1 9ae16a3b2f90404f
 //! 81234569912 end chat/3/42 1 handled
@@ -52,13 +52,16 @@ fn write_what(line: &mut String, what: &What) -> fmt::Result {
             partition,
             committed,
             settled,
+            attempts,
         } => {
             let partition = Place(partition);
             match committed {
                 Some(committed) => write!(line, "assign {} {partition} {committed} ", epoch.0)?,
                 None => write!(line, "assign {} {partition} - ", epoch.0)?,
             }
-            write_map(line, settled)
+            write_map(line, settled)?;
+            line.write_char(' ')?;
+            write_attempts(line, attempts)
         }
         What::Delivered(epoch, records, from) => write!(line, "delivered {} {records} {from}", epoch.0),
         What::FlowSet(epoch, Flow::Held) => write!(line, "hold {}", epoch.0),
@@ -101,12 +104,24 @@ fn write_what(line: &mut String, what: &What) -> fmt::Result {
 }
 
 fn write_map(line: &mut String, settled: &AckMap) -> fmt::Result {
-    if settled.is_empty() {
+    write_list(line, settled.iter().map(|range| (*range.start(), '-', *range.end())))
+}
+
+fn write_attempts(line: &mut String, attempts: &[(Offset, u32)]) -> fmt::Result {
+    write_list(line, attempts.iter().map(|(offset, failed)| (*offset, 'x', *failed)))
+}
+
+/// Pairs, with a letter between the two of each.
+fn write_list(
+    line: &mut String,
+    pairs: impl ExactSizeIterator<Item = (Offset, char, impl fmt::Display)>,
+) -> fmt::Result {
+    if pairs.len() == 0 {
         return line.write_char('-');
     }
-    for (index, range) in settled.iter().enumerate() {
+    for (index, (first, between, second)) in pairs.enumerate() {
         let comma = if index > 0 { "," } else { "" };
-        write!(line, "{comma}{}-{}", range.start(), range.end())?;
+        write!(line, "{comma}{first}{between}{second}")?;
     }
     Ok(())
 }
@@ -157,6 +172,7 @@ impl Lines {
                     committed => Some(offset(committed)?),
                 },
                 settled: map(words.next()?)?,
+                attempts: attempts(words.next()?)?,
             },
             "delivered" => What::Delivered(epoch(words)?, number(words)?, offset(words.next()?)?),
             "hold" => What::FlowSet(epoch(words)?, Flow::Held),
@@ -246,14 +262,22 @@ fn matches(text: &str) -> Option<bool> {
 }
 
 fn map(text: &str) -> Option<AckMap> {
+    list(text, '-', |first, last| Some(offset(first)?..=offset(last)?))
+}
+
+fn attempts(text: &str) -> Option<Vec<(Offset, u32)>> {
+    list(text, 'x', |at, failed| Some((offset(at)?, failed.parse().ok()?)))
+}
+
+fn list<T>(text: &str, between: char, pair: impl Fn(&str, &str) -> Option<T>) -> Option<Vec<T>> {
     if text == "-" {
         return Some(Vec::new());
     }
-    let range = |range: &str| {
-        let (first, last) = range.split_once('-')?;
-        Some(offset(first)?..=offset(last)?)
-    };
-    text.split(',').map(range).collect()
+    let pairs = text.split(',').map(|text| {
+        let (first, second) = text.split_once(between)?;
+        pair(first, second)
+    });
+    pairs.collect()
 }
 
 #[cfg(test)]
@@ -269,15 +293,17 @@ mod tests {
         };
         let (epoch, at) = (EpochNumber(7), Duration::from_nanos(81_234_567_890));
         let settled = vec![Offset::new(44)..=Offset::new(47), Offset::new(50)..=Offset::new(50)];
-        let assign = |committed, settled| What::Assign {
+        let assign = |committed, settled, attempts| What::Assign {
             epoch,
             partition: partition.clone(),
             committed,
             settled,
+            attempts,
         };
+        let failed = vec![(Offset::new(42), 1), (Offset::new(48), 3)];
         let mut all = vec![
-            assign(None, Vec::new()),
-            assign(Some(Offset::new(42)), settled.clone()),
+            assign(None, Vec::new(), Vec::new()),
+            assign(Some(Offset::new(42)), settled.clone(), failed),
             What::Delivered(epoch, 250, Offset::new(42)),
             What::FlowSet(epoch, Flow::Held),
             What::FlowSet(epoch, Flow::Flowing),

@@ -10,6 +10,7 @@ use seriatim_engine::ack_map;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
 use seriatim_engine::record::{Offset, PartitionId, RecordId};
+use seriatim_engine::trail;
 use seriatim_runtime::backend::Backend;
 use seriatim_runtime::context::Context;
 use seriatim_runtime::failure::{Failure, FailureClass};
@@ -160,6 +161,7 @@ impl<S: Source> Source for Traced<S> {
                 epoch,
                 committed: granted.committed,
                 settled: ack_map(&granted.metadata, granted.committed, granted.end),
+                attempts: attempts(&granted),
                 partition: granted.partition,
             });
         }
@@ -356,6 +358,17 @@ impl Observer for TracedObserver {
 fn ack_map(metadata: &str, committed: Option<Offset>, end: Option<Offset>) -> AckMap {
     let decoded = committed.map(|committed| ack_map::decode(metadata, committed, end));
     decoded.and_then(Result::ok).unwrap_or_default()
+}
+
+/// The attempts that a commit's metadata tells of; none, when any of it is not to be believed.
+fn attempts(granted: &Granted) -> Vec<(Offset, u32)> {
+    let Some(committed) = granted.committed else {
+        return Vec::new();
+    };
+    match ack_map::decode(&granted.metadata, committed, granted.end) {
+        Ok(_) => trail::decode(&granted.metadata, committed).unwrap_or_default().attempts,
+        Err(_) => Vec::new(),
+    }
 }
 
 /// A hash of a record's key, value and headers, without the headers that a dead letter adds: what must never change. It

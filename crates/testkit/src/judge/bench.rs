@@ -41,6 +41,12 @@ pub(super) struct Index {
     pub(super) released: Vec<usize>,
     /// What the group may have on record.
     pub(super) durable: Durable,
+    /// How often the oldest failing records had failed then, at least.
+    pub(super) failing: Vec<(usize, u32)>,
+    /// Periods that ended without being given back in good order.
+    pub(super) crashes: u64,
+    /// How many of them a record was delivered in.
+    pub(super) crashes_with: HashMap<usize, u32>,
 }
 
 #[derive(Default)]
@@ -116,8 +122,10 @@ impl<'a> Judge<'a> {
                 partition,
                 committed,
                 settled,
+                attempts,
             } => {
-                self.assigned(i, *epoch, partition, *committed, settled);
+                let told = (*committed, settled, attempts.as_slice());
+                self.assigned(i, *epoch, partition, told);
             }
             What::Delivered(epoch, records, from) => self.delivered(*epoch, *records, *from),
             What::FlowSet(epoch, flow) => self.flow_set(*epoch, *flow),

@@ -1,9 +1,11 @@
 //! One period of ownership, as the judge follows it: a naive ledger of its own.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use seriatim_engine::record::{Offset, PartitionId};
+use seriatim_engine::trail::CRASHES_MAX;
 use seriatim_runtime::ports::DeadLetterReason;
 
 use crate::history::Ended;
@@ -33,6 +35,8 @@ pub(super) struct Epoch {
     pub(super) commit: CommitState,
     /// The highest watermark that was sent.
     pub(super) sent: Offset,
+    /// Whether it has counted as a crash.
+    pub(super) crashed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +82,7 @@ impl Epoch {
             attempts: HashMap::new(),
             commit: CommitState::Stands,
             sent: Offset::ZERO,
+            crashed: false,
         };
         epoch.move_watermark();
         epoch
@@ -85,6 +90,24 @@ impl Epoch {
 
     pub(super) fn is_settled(&self, place: usize) -> bool {
         place.checked_sub(self.start).and_then(|place| self.settled.get(place)) == Some(&true)
+    }
+
+    /// The records that were delivered. After a crash nobody may know that some of them were settled.
+    pub(super) fn delivered(&self) -> Range<usize> {
+        self.start..self.position
+    }
+
+    /// How often the `told_max` oldest failing records have failed, at least: whether a cancelled attempt counts is open.
+    pub(super) fn failing(&self, told_max: usize, attempts_max: u32) -> Vec<(usize, u32)> {
+        let mut failing: Vec<_> = self
+            .attempts
+            .iter()
+            .filter(|(_, attempts)| attempts.made > 0)
+            .map(|(place, attempts)| (*place, attempts.failed().min(attempts_max - 1)))
+            .collect();
+        failing.sort_unstable();
+        failing.truncate(told_max);
+        failing
     }
 
     /// Counts records as delivered, from this index on at the earliest; returns how many of them are not settled.
@@ -139,6 +162,20 @@ impl Phase {
 }
 
 impl Attempts {
+    /// Attempts that have failed, and are made again by whoever owns the record next.
+    fn failed(&self) -> u32 {
+        match self.ended {
+            // The last was made in an earlier period.
+            None | Some(Ended::Transient | Ended::Panicked) => self.made,
+            Some(Ended::Cancelled | Ended::Permanent | Ended::Handled) => self.made - 1,
+        }
+    }
+
+    /// Whether this is the dead letter of a record that was in flight at the last crashes.
+    pub(super) fn justify_poison(&self, reason: DeadLetterReason, attempts: u32) -> bool {
+        reason == DeadLetterReason::Exhausted && self.ended.is_none() && attempts == self.made + u32::from(CRASHES_MAX)
+    }
+
     /// Whether these attempts end in such a dead letter.
     pub(super) fn justify(
         &self,

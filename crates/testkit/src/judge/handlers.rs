@@ -143,6 +143,7 @@ impl Judge<'_> {
         attempts.made = attempt;
         attempts.not_before = None;
         let due = last.made + 1;
+        self.judgement.counts.resumed += u64::from(last.made > 0 && last.ended.is_none());
         let slack = self.rules.clock_slack;
         let text = if attempt != due {
             format!("{record} starts attempt {attempt}, and attempt {due} was due")

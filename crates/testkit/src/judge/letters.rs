@@ -1,6 +1,7 @@
 //! P8: dead letters.
 
 use seriatim_engine::record::{PartitionId, RecordId};
+use seriatim_engine::trail::CRASHES_MAX;
 use seriatim_runtime::ports::DeadLetterReason;
 
 use super::bench::Judge;
@@ -25,8 +26,16 @@ impl Judge<'_> {
         let epoch = &self.epochs[number.0];
         let made = epoch.attempts.get(&place).copied().unwrap_or_default();
         let has_session = self.partitions[partition].records[place].0.is_some();
+        let index = &self.partitions[partition];
+        // Not every record that was in flight at the first crash is known to have been.
+        let crashed = index.crashes >= u64::from(CRASHES_MAX)
+            && index.crashes_with.get(&place) >= Some(&u32::from(CRASHES_MAX - 1))
+            && made.justify_poison(reason, attempts);
+        self.judgement.counts.poisoned += u64::from(crashed);
         let text = if epoch.is_settled(place) {
             format!("a dead letter of {record}, which was settled in {number}")
+        } else if crashed {
+            return;
         } else if !made.justify(reason, attempts, has_session, self.rules.attempts_max) {
             format!("a dead letter of {record} as {}, after {made:?}", reason.as_str())
         } else {

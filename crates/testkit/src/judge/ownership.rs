@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use seriatim_engine::budget::Flow;
 use seriatim_engine::record::{Offset, PartitionId};
+use seriatim_engine::trail::ATTEMPTS_TOLD_MAX;
 
 use super::bench::{Instance, Judge};
 use super::epoch::{Epoch, Phase};
@@ -15,8 +16,7 @@ impl Judge<'_> {
         i: u32,
         number: EpochNumber,
         partition: &PartitionId,
-        committed: Option<Offset>,
-        settled: &AckMap,
+        (committed, settled, attempts): (Option<Offset>, &AckMap, &[(Offset, u32)]),
     ) {
         self.judgement.counts.assignments += 1;
         let truth = &self.truth.partitions[partition];
@@ -37,8 +37,26 @@ impl Judge<'_> {
         for epoch in self.epochs.iter_mut().filter(|epoch| epoch.partition == *partition) {
             epoch.superseded = true;
         }
-        let epoch = Epoch::new(i, partition.clone(), start, skipped);
-        let released = std::mem::take(&mut self.partitions.get_mut(partition).expect("a known partition").released);
+        let mut epoch = Epoch::new(i, partition.clone(), start, skipped);
+        // There is always an attempt left.
+        let most = self.rules.attempts_max - 1;
+        for (offset, told) in attempts {
+            let place = truth.first_at(*offset);
+            let there = truth.records.get(place).is_some_and(|record| record.offset == *offset);
+            if there && !epoch.is_settled(place) {
+                epoch.attempts.entry(place).or_default().made = most.min(*told);
+            }
+        }
+        let index = self.partitions.get_mut(partition).expect("a known partition");
+        let (released, failing) = (std::mem::take(&mut index.released), std::mem::take(&mut index.failing));
+        let told = |place| epoch.attempts.get(&place).map_or(0, |attempts| attempts.made);
+        let forgotten = failing.into_iter().find(|(place, failed)| told(*place) < *failed);
+        if let Some((place, failed)) = forgotten {
+            let (offset, told) = (truth.records[place].offset, told(place));
+            let text =
+                format!("offset {offset} of {partition} had failed {failed} times, and its next owner is told {told}");
+            self.blame("P9", partition, text);
+        }
         let repeated = released
             .into_iter()
             .find(|place| *place >= start && !epoch.is_settled(*place));
@@ -130,13 +148,18 @@ impl Judge<'_> {
             );
         }
         if in_order {
-            self.partitions.get_mut(&partition).expect("a known partition").released = settled;
+            let failing = self.epochs[number.0].failing(ATTEMPTS_TOLD_MAX, self.rules.attempts_max);
+            let index = self.partitions.get_mut(&partition).expect("a known partition");
+            (index.released, index.failing) = (settled, failing);
+        } else {
+            self.count_crash(number);
         }
         self.end_epoch(number, Phase::Released);
     }
 
     pub(super) fn lost(&mut self, number: EpochNumber, at: Duration) {
         self.judgement.counts.losses += 1;
+        self.count_crash(number);
         let epoch = &mut self.epochs[number.0];
         epoch.fenced = true;
         let key = (epoch.instance, epoch.partition.clone());
@@ -158,6 +181,27 @@ impl Judge<'_> {
         for epoch in self.epochs.iter_mut().filter(|epoch| epoch.instance == i) {
             epoch.fenced = true;
         }
+        self.count_crashes(i);
+    }
+
+    /// Whatever an instance owns was not given back.
+    fn count_crashes(&mut self, i: u32) {
+        let owned = self.owned.iter().filter(|((instance, _), _)| *instance == i);
+        let numbers: Vec<EpochNumber> = owned.map(|(_, number)| *number).collect();
+        numbers.into_iter().for_each(|number| self.count_crash(number));
+    }
+
+    /// A period was not given back, or nobody was told that it was.
+    fn count_crash(&mut self, number: EpochNumber) {
+        let epoch = &mut self.epochs[number.0];
+        if std::mem::replace(&mut epoch.crashed, true) {
+            return;
+        }
+        let index = self.partitions.get_mut(&epoch.partition).expect("a known partition");
+        index.crashes += 1;
+        for place in epoch.delivered() {
+            *index.crashes_with.entry(place).or_default() += 1;
+        }
     }
 
     /// A drain's time does not run while its instance stands still.
@@ -176,6 +220,7 @@ impl Judge<'_> {
 
     pub(super) fn crashed(&mut self, i: u32) {
         self.judgement.counts.crashes += 1;
+        self.count_crashes(i);
         self.gone(i);
     }
 

@@ -51,6 +51,8 @@ pub(super) enum Deed {
     HoldAnswers(Duration),
     FailCommits,
     LettersDown(Duration),
+    /// A record is produced that kills whatever process starts it.
+    Poison,
 }
 
 impl Plan {
@@ -121,6 +123,7 @@ fn config(rng: &mut Rng, seed: u64) -> RunConfig {
             commit_interval: rng.millis(5..120),
             drain_timeout: rng.millis(5..150),
             stuck_after: None,
+            process: 0,
             hash_key: (seed, 7),
         },
         worker: WorkerConfig {
@@ -160,6 +163,9 @@ fn agenda(rng: &mut Rng) -> Vec<(Duration, Deed)> {
             _ => Deed::LettersDown(lasts),
         };
         agenda.push((at, deed));
+    }
+    if rng.percent(25) {
+        agenda.push((rng.millis(0..upto), Deed::Poison));
     }
     agenda.sort_by_key(|(at, _)| *at);
     agenda

@@ -8,6 +8,7 @@ use seriatim_engine::ack_map;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
 use seriatim_engine::record::Offset;
+use seriatim_engine::trail::{self, Trail};
 use seriatim_runtime::message::{Message, OwnedMessage};
 use seriatim_runtime::ports::{
     Commit, CommitError, CommitMode, Event, LeaseTerm, Observer, Records, Source, SourceError, SourceEvent, Start,
@@ -25,6 +26,8 @@ pub enum Sabotage {
     CommitHighestSeen,
     /// The ack map is not committed.
     DropAckMap,
+    /// What failing records have failed so far is not committed.
+    DropAttempts,
     /// The ack map says that everything that was seen is settled.
     ClaimAllSettled,
     /// An older commit is sent again after a newer one.
@@ -101,6 +104,7 @@ pub struct Sabotaged<S> {
     sabotage: Sabotage,
     seen: HashMap<AssignmentEpoch, Offset>,
     older: HashMap<AssignmentEpoch, Commit>,
+    last: HashMap<AssignmentEpoch, Commit>,
 }
 
 impl<S: Source> Sabotaged<S> {
@@ -111,6 +115,7 @@ impl<S: Source> Sabotaged<S> {
             sabotage,
             seen: HashMap::new(),
             older: HashMap::new(),
+            last: HashMap::new(),
         }
     }
 
@@ -121,12 +126,18 @@ impl<S: Source> Sabotaged<S> {
                 let seen = self.seen.get(&commit.epoch).copied();
                 commit.watermark = seen.unwrap_or(commit.watermark).max(commit.watermark);
             }
-            Sabotage::DropAckMap => commit.metadata.clear(),
+            Sabotage::DropAckMap => commit.metadata = trail_of(&commit).encode(commit.watermark, 4096),
+            Sabotage::DropAttempts => retell(&mut commit, |trail| trail.attempts.clear()),
             Sabotage::ClaimAllSettled => {
                 if let Some(seen) = self.seen.get(&commit.epoch).filter(|seen| commit.watermark < **seen) {
                     let all = [(commit.watermark, Offset::new(seen.get() - 1))];
                     commit.metadata = ack_map::encode(commit.watermark, all, 4096).text;
                 }
+            }
+            // The partition is given back, and that is all.
+            Sabotage::SwallowDrainCommit if !trail_of(&commit).open => {
+                commit = self.last.get(&commit.epoch).cloned().unwrap_or(commit);
+                retell(&mut commit, |trail| trail.open = false);
             }
             Sabotage::CommitPastEnd => commit.watermark = Offset::new(commit.watermark.get() + 1_000_000),
             _ => {}
@@ -184,11 +195,10 @@ impl<S: Source<Message = OwnedMessage>> Source for Sabotaged<S> {
     }
 
     fn commit(&mut self, commits: &[Commit], mode: CommitMode) -> Result<(), CommitError> {
-        if self.sabotage == Sabotage::SwallowDrainCommit && mode == CommitMode::Wait {
-            return Ok(());
-        }
         let commits: Vec<Commit> = commits.iter().map(|commit| self.spoil_commit(commit)).collect();
         let answer = self.source.commit(&commits, mode);
+        self.last
+            .extend(commits.iter().map(|commit| (commit.epoch, commit.clone())));
         if self.sabotage == Sabotage::CommitAgainOlder {
             self.commit_older(&commits);
         }
@@ -209,6 +219,18 @@ impl<S: Source<Message = OwnedMessage>> Source for Sabotaged<S> {
     fn close(&mut self) {
         self.source.close();
     }
+}
+
+fn trail_of(commit: &Commit) -> Trail {
+    trail::decode(&commit.metadata, commit.watermark).expect("it was encoded")
+}
+
+/// Changes what a commit tells beside its ack map.
+fn retell(commit: &mut Commit, change: impl FnOnce(&mut Trail)) {
+    let mut trail = trail_of(commit);
+    change(&mut trail);
+    let ack_map = commit.metadata.split(';').next().unwrap_or_default().to_owned();
+    commit.metadata = ack_map + &trail.encode(commit.watermark, 4096);
 }
 
 fn note_seen(seen: &mut HashMap<AssignmentEpoch, Offset>, records: &Records<OwnedMessage>) {

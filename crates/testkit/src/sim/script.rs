@@ -16,6 +16,9 @@ use super::clock::Clock;
 use crate::history::{History, What};
 use crate::rng::Rng;
 
+/// The value of a record that kills its process.
+pub(crate) const POISON: &str = "poison";
+
 /// One thing that a handler does. After the last one it returns `Ok`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
@@ -28,6 +31,8 @@ pub(crate) enum Act {
     Panic,
     /// Waits until it is dropped.
     Hang,
+    /// Kills the process.
+    Kill,
 }
 
 /// Chooses the acts of an attempt by the record and the seed alone, so that they are the same in every instance.
@@ -40,6 +45,9 @@ pub(crate) struct Temper {
 
 impl Temper {
     pub(crate) fn acts(&self, record: &Record, attempt: u32) -> Vec<Act> {
+        if record.value() == Some(POISON.as_bytes()) {
+            return vec![Act::Kill];
+        }
         let place = [record.partition() as u64, record.offset() as u64];
         let kind = Rng::of(&[self.seed, place[0], place[1]]).below(100);
         let mut rng = Rng::of(&[self.seed, place[0], place[1], u64::from(attempt)]);
@@ -123,6 +131,21 @@ pub(crate) struct Scripted {
     pub(crate) history: History,
     pub(crate) instance: u32,
     pub(crate) leftovers: Leftovers,
+    pub(crate) killed: Killed,
+}
+
+/// The instances that a record has killed, until they are taken down.
+#[derive(Clone, Default)]
+pub(crate) struct Killed(Arc<Mutex<Vec<u32>>>);
+
+impl Killed {
+    fn add(&self, instance: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
+    }
+
+    pub(crate) fn take(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl Handler for Scripted {
@@ -137,6 +160,10 @@ impl Handler for Scripted {
                 // Without the panic hook, which would print hundreds of them.
                 Act::Panic => resume_unwind(Box::new("the script says so")),
                 Act::Hang => pending().await,
+                Act::Kill => {
+                    self.killed.add(self.instance);
+                    pending().await
+                }
             }
         }
         Ok(())

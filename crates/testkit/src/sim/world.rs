@@ -19,7 +19,7 @@ use super::clock::Clock;
 use super::instance::{Actor, Instance, Pending, Polled, SimSource};
 use super::letters::{SimLetters, Weather};
 use super::sabotage::{Sabotage, Sabotaged, ToldLonger};
-use super::script::{Act, Leftovers, Scripted, Temper};
+use super::script::{Act, Killed, Leftovers, Scripted, Temper};
 use crate::history::{Ended, History, Traced, TracedHandler, TracedLetters, TracedObserver, What, fingerprint};
 use crate::log::{Log, MemberId};
 use crate::rng::Rng;
@@ -28,6 +28,9 @@ use crate::rng::Rng;
 pub(crate) const GROUP: &str = "sim";
 pub(crate) const TOPIC: &str = "chat";
 
+/// What it takes a supervisor to start another instance.
+const RESTARTED_AFTER: Duration = Duration::from_millis(5);
+
 pub(crate) struct World {
     pub(crate) clock: Clock,
     pub(crate) log: Log,
@@ -35,6 +38,9 @@ pub(crate) struct World {
     pub(crate) weather: Weather,
     pub(crate) instances: BTreeMap<u32, Instance>,
     temper: Temper,
+    killed: Killed,
+    /// When others are started in place of those that were killed.
+    restarts: Vec<Duration>,
     config: RunConfig,
     sabotage: Sabotage,
     rng: Rng,
@@ -53,6 +59,8 @@ impl World {
                 seed,
                 may_hang: config.worker.attempt_timeout.is_some(),
             },
+            killed: Killed::default(),
+            restarts: Vec::new(),
             clock,
             log: Log::on_virtual_time(),
             history,
@@ -74,6 +82,7 @@ impl World {
             history: self.history.clone(),
             instance: self.next_instance,
             leftovers: leftovers.clone(),
+            killed: self.killed.clone(),
         };
         let call = self.scripted_call(scripted);
         self.join_with(call, leftovers)
@@ -105,12 +114,14 @@ impl World {
             Sabotage::RetryEarly => Arc::new(ToldLonger(observer)),
             _ => Arc::new(observer),
         };
+        let mut config = self.config.clone();
+        config.dispatcher.process = number;
         let parts = drive::assemble(
             (source, dispatcher.waker()),
             call,
             Arc::new(TracedLetters::new(letters, number, &self.history)),
             observer,
-            self.config.clone(),
+            config,
             WallClock {
                 instant: self.clock.instant(),
                 wall: SystemTime::UNIX_EPOCH,
@@ -161,7 +172,8 @@ impl World {
         loop {
             self.notice_wakes();
             let instances = self.instances.values().filter_map(Instance::next_due);
-            let next = instances.chain(self.clock.next_timer()).min();
+            let restarts = self.restarts.iter().copied();
+            let next = instances.chain(self.clock.next_timer()).chain(restarts).min();
             let Some(next) = next.filter(|next| *next <= until) else {
                 break;
             };
@@ -169,8 +181,24 @@ impl World {
             for instance in self.instances.values_mut() {
                 instance.step_due(&self.clock, &self.history, &mut self.rng);
             }
+            self.replace_killed();
         }
         self.clock.advance_to(until);
+    }
+
+    /// The group notices that they are gone, and a supervisor starts others.
+    fn replace_killed(&mut self) {
+        let now = self.clock.now();
+        for number in self.killed.take() {
+            if let Some(member) = self.crash(number) {
+                self.log.expire(GROUP, member);
+                self.restarts.push(now + RESTARTED_AFTER);
+            }
+        }
+        let due = self.restarts.extract_if(.., |at| *at <= now).count();
+        for _ in 0..due {
+            self.join();
+        }
     }
 
     fn notice_wakes(&mut self) {

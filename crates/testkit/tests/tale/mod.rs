@@ -30,11 +30,15 @@ fn offset(text: &str) -> Offset {
 }
 
 fn ack_map(words: &[&str]) -> AckMap {
-    let ranges = words
-        .iter()
-        .skip(1)
-        .map(|word| word.split_once('-').expect("first-last"));
+    let ranges = words.iter().skip(1).filter_map(|word| word.split_once('-'));
     ranges.map(|(first, last)| offset(first)..=offset(last)).collect()
+}
+
+fn attempts(words: &[&str]) -> Vec<(Offset, u32)> {
+    let failed = words.iter().filter_map(|word| word.split_once('x'));
+    failed
+        .map(|(place, times)| (offset(place), times.parse().expect("a number")))
+        .collect()
 }
 
 fn record(text: &str) -> RecordId {
@@ -148,7 +152,7 @@ impl Tale {
         self.entries.push(Entry { at, instance, what });
     }
 
-    /// `assign`, `assign 4`, or with an ack map `assign 4 6-7`.
+    /// `assign`, `assign 4`, with an ack map `assign 4 6-7`, or with attempts `assign 4 5x2`.
     fn assign(&mut self, instance: u32, words: &[&str]) -> What {
         let epoch = EpochNumber(self.epochs);
         self.epochs += 1;
@@ -158,6 +162,7 @@ impl Tale {
             partition: chat(),
             committed: words.first().map(|word| offset(word)),
             settled: ack_map(words),
+            attempts: attempts(words),
         }
     }
 
