@@ -1,5 +1,8 @@
 //! Tier 2: a worker owns the lanes of its sessions and polls their handlers.
 
+mod outcomes;
+mod starts;
+
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
@@ -8,21 +11,20 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use seriatim_engine::assignment::AssignmentEpoch;
-use seriatim_engine::lane::{Fate, LaneId, Outcome, Queued, Verdict};
 use seriatim_engine::lanes::Lanes;
-use seriatim_engine::order::OrderChecker;
-use seriatim_engine::record::{Offset, SessionHash};
+use seriatim_engine::order::{OrderChecker, Violation};
 use seriatim_engine::retry::Retry;
 
+pub use self::outcomes::AttemptTimeout;
+use self::starts::Current;
 use crate::context::Context;
-use crate::failure::{Failure, FailureClass};
 use crate::lease::Lease;
 use crate::letter::Letters;
-use crate::mail::{Batch, Entry, Failed, FromWorker, Link, Settled, ToWorker, Unstartable};
+use crate::mail::{Failed, Link, Settled, ToWorker, Unstartable};
 use crate::pins::{Pin, Pins};
-use crate::ports::{DeadLetterReason, Event, Observer};
+use crate::ports::{Event, Observer};
 use crate::record::Record;
-use crate::slots::{Cancelled, Handled, Progress, Seat, Slots, Tenant};
+use crate::slots::{Cancelled, Handled, Slots};
 
 /// How a worker treats its records.
 #[derive(Clone, Debug)]
@@ -46,14 +48,6 @@ const STARTS_PER_LOOK: usize = 16;
 
 /// How often a cancelled attempt that something still holds on to is looked at.
 const ABANDONED_RECHECK: Duration = Duration::from_millis(10);
-
-/// How often attempts that ran out of time are looked for, at most.
-const DEADLINE_RESOLUTION: Duration = Duration::from_millis(1);
-
-/// Lanes that may be ready and wait for a slot before a worker admits no more. What is left in its batches costs no lane;
-/// the dispatcher sees that the worker has enough before it, and reads no more for the others either. So this is many: a
-/// worker that has as many is behind for good.
-const READY_MAX: usize = 8192;
 
 /// A record in a lane.
 struct Work {
@@ -108,15 +102,6 @@ pub struct Worker<C, F> {
     stopped: bool,
     incoming: Vec<ToWorker>,
     woken: Vec<u32>,
-}
-
-/// The batch that is worked through.
-struct Current {
-    batch: Batch,
-    /// The first record that has not been looked at.
-    next: usize,
-    /// Its chunk, once a record of it waits.
-    pin: Option<Pin>,
 }
 
 /// A partition on its way out.
@@ -284,441 +269,10 @@ where
         !self.leaving.is_empty() && self.leaving.iter().any(|leaving| leaving.epoch == epoch)
     }
 
-    fn poll_woken(&mut self, now: Instant) {
-        let mut woken = std::mem::take(&mut self.woken);
-        self.slots.take_woken(&mut woken);
-        for slot in woken.drain(..) {
-            if let Some(progress) = self.slots.poll(slot) {
-                self.conclude(slot, progress, now);
-            }
-        }
-        self.woken = woken;
-    }
-
-    fn cancel_overdue(&mut self, now: Instant) {
-        let (Some(timeout), Some(from)) = (self.config.attempt_timeout, self.overdue_from) else {
-            return;
-        };
-        if now < from {
-            return;
-        }
-        let mut overdue = Vec::new();
-        let mut earliest = now + timeout;
-        for (slot, seat, runs) in self.slots.seats() {
-            match seat.deadline {
-                Some(_) if self.slots.is_overdue(slot, now) => overdue.push((slot, seat.epoch)),
-                Some(deadline) if runs => earliest = earliest.min(deadline),
-                _ => {}
-            }
-        }
-        // Whatever starts later runs out of time later than `now + timeout`.
-        self.overdue_from = Some(earliest.max(now + DEADLINE_RESOLUTION));
-        for (slot, epoch) in overdue {
-            // What its partition leaves behind is not tried again, whenever its context is let go.
-            let why = if self.is_leaving(epoch) {
-                Cancelled::Leaving
-            } else {
-                Cancelled::Overdue
-            };
-            self.cancel(slot, why, now);
-        }
-    }
-
-    fn recheck_abandoned(&mut self, now: Instant) {
-        for slot in std::mem::take(&mut self.abandoned) {
-            match self.slots.poll(slot) {
-                Some(progress) => self.conclude(slot, progress, now),
-                None if self.slots.is_abandoned(slot) => self.abandoned.push(slot),
-                // A late wake had it looked at before.
-                None => {}
-            }
-        }
-    }
-
-    /// Takes what the tenant of `slot` came to.
-    fn conclude(&mut self, slot: u32, progress: Progress, now: Instant) {
-        match progress {
-            Progress::Handled(seat, Ok(())) => {
-                self.note_end(seat.lane, true);
-                self.settle(seat.lane, Outcome::Handled, now);
-                self.slots.vacate(slot);
-            }
-            Progress::Handled(seat, Err(failure)) => {
-                self.note_end(seat.lane, false);
-                self.fail(slot, seat, failure, now);
-            }
-            Progress::Published(seat, Ok(())) => {
-                if self.lanes.head(seat.lane).record.unstartable.is_none() {
-                    self.note_end(seat.lane, true);
-                }
-                self.letters.published(seat.lane, &*self.observer);
-                self.link.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-                self.settle(seat.lane, Outcome::DeadLettered, now);
-                self.slots.vacate(slot);
-            }
-            Progress::Published(seat, Err(error)) => {
-                let tries = self.letters.failed(seat.lane, &error, &*self.observer);
-                self.unpin(seat.lane);
-                self.lanes.finish(seat.lane, Outcome::DeadLetterFailed(tries), now);
-                if self.is_leaving(seat.epoch) {
-                    self.drop_queued(seat.epoch);
-                }
-                self.slots.vacate(slot);
-            }
-            Progress::Released(seat, why) => {
-                self.note_end(seat.lane, false);
-                match (why, self.config.attempt_timeout) {
-                    (Cancelled::Overdue, Some(timeout)) => {
-                        self.fail(slot, seat, Failure::transient(AttemptTimeout(timeout)), now);
-                    }
-                    _ => self.drop_unsettled(slot, seat, now),
-                }
-            }
-            Progress::Withdrawn(seat) => self.drop_unsettled(slot, seat, now),
-        }
-    }
-
-    fn settle(&mut self, lane: LaneId, outcome: Outcome, now: Instant) {
-        let head = self.lanes.head(lane);
-        Settled::push(&mut self.settled, head.epoch, head.offset, head.record.bytes);
-        let verdict = self.lanes.finish(lane, outcome, now);
-        debug_assert_eq!(verdict, Verdict::Settled);
-    }
-
-    /// A record that waits for its next attempt may wait long: it is copied out of the client's memory.
-    fn unpin(&mut self, lane: LaneId) {
-        let work = &mut self.lanes.head_mut(lane).record;
-        if work.pin.is_some() {
-            work.record = work.record.detached();
-            work.pin = None;
-        }
-    }
-
-    fn drop_unsettled(&mut self, slot: u32, seat: Seat, now: Instant) {
-        self.letters.forget(seat.lane);
-        self.lanes.finish(seat.lane, Outcome::Cancelled, now);
-        self.slots.vacate(slot);
-    }
-
-    /// An attempt failed: the record waits for its next one, becomes a dead letter in the same slot, or is dropped
-    /// because its partition leaves.
-    fn fail(&mut self, slot: u32, seat: Seat, failure: Failure, now: Instant) {
-        let outcome = match failure.class() {
-            FailureClass::Permanent => Outcome::Permanent,
-            FailureClass::Transient if self.is_leaving(seat.epoch) => {
-                self.note_failed(seat);
-                return self.drop_unsettled(slot, seat, now);
-            }
-            FailureClass::Transient => Outcome::Transient(failure.delay()),
-        };
-        let head = self.lanes.head_mut(seat.lane);
-        let first_failure = *head.record.first_failure.get_or_insert(now);
-        match self.lanes.finish(seat.lane, outcome, now) {
-            Verdict::RetryAt(until) => {
-                self.note_failed(seat);
-                self.link.counters.retries.fetch_add(1, Ordering::Relaxed);
-                self.unpin(seat.lane);
-                let head = self.lanes.head(seat.lane);
-                self.observer.observe(Event::Retrying {
-                    record: &head.record.record,
-                    attempt: head.attempts,
-                    delay: until - now,
-                    failure: &failure,
-                });
-                self.slots.vacate(slot);
-            }
-            Verdict::DeadLetter(fate) => {
-                if fate == Fate::Exhausted {
-                    self.note_failed(seat);
-                }
-                let reason = match fate {
-                    Fate::Permanent => DeadLetterReason::Permanent,
-                    Fate::Exhausted => DeadLetterReason::Exhausted,
-                };
-                let head = self.lanes.head(seat.lane);
-                let (record, attempts) = (head.record.record.clone(), head.attempts);
-                let publication = self
-                    .letters
-                    .begin(seat.lane, record, reason, attempts, &failure, first_failure, now);
-                self.slots.publish(slot, seat, publication);
-            }
-            Verdict::Settled | Verdict::Dropped => unreachable!("a failure neither settles nor drops"),
-        }
-    }
-
-    /// The dispatcher is told how often the record has failed, short of the last attempt: its failure ends in a dead letter,
-    /// and whoever has to write that makes the attempt again.
-    fn note_failed(&mut self, seat: Seat) {
-        let head = self.lanes.head(seat.lane);
-        let attempts = head.attempts.min(self.config.retry.attempts_max.saturating_sub(1));
-        if attempts > 0 {
-            self.failed.push(Failed {
-                epoch: seat.epoch,
-                offset: head.offset,
-                attempts,
-            });
-        }
-    }
-
-    /// Starts lanes whose turn has come, oldest record first, as long as there are slots.
-    fn start_ready(&mut self, starts: &mut usize, now: Instant) {
-        while *starts > 0 && self.slots.held() < self.config.in_flight_max {
-            let slot = self.slots.vacant();
-            let Some(lane) = self.lanes.next(slot, now) else {
-                return;
-            };
-            *starts -= 1;
-            self.start_lane(slot, lane, now);
-        }
-    }
-
-    fn start_lane(&mut self, slot: u32, lane: LaneId, now: Instant) {
-        let seat = Seat {
-            lane,
-            epoch: self.lanes.head(lane).epoch,
-            deadline: None,
-        };
-        if let Some(publication) = self.letters.again(lane) {
-            self.slots.occupy(slot, Tenant::Vacated);
-            self.slots.publish(slot, seat, publication);
-            return;
-        }
-        let head = self.lanes.head(lane);
-        if let Some(unstartable) = head.record.unstartable {
-            let record = head.record.record.clone();
-            // Of these none is made in this period.
-            let attempts = head.attempts - 1;
-            let publication = match unstartable {
-                Unstartable::Undecodable => self.letters.undecodable(lane, record, now),
-                Unstartable::Poison => self.letters.poison(lane, record, attempts, now),
-            };
-            self.slots.occupy(slot, Tenant::Vacated);
-            self.slots.publish(slot, seat, publication);
-            return;
-        }
-        let (record, attempt) = (head.record.record.clone(), head.attempts);
-        let seat = Seat {
-            deadline: self.deadline(now),
-            ..seat
-        };
-        self.note_start(self.lanes.session(lane), seat.epoch, record.raw_offset(), attempt);
-        let cx = self.slots.context(slot, attempt, seat.deadline);
-        if self.lanes.newer_waits(lane) {
-            self.slots.newer_waits(slot);
-        }
-        let call = &self.call;
-        match self.slots.start(slot, || call(record, cx)) {
-            Some(Ok(())) => {
-                self.note_end(lane, true);
-                self.settle(lane, Outcome::Handled, now);
-            }
-            Some(Err(failure)) => {
-                self.slots.occupy(slot, Tenant::Vacated);
-                self.note_end(lane, false);
-                self.fail(slot, seat, failure, now);
-            }
-            None => self.slots.occupy(slot, Tenant::Handler(seat)),
-        }
-    }
-
-    /// Works through the mail in order.
-    fn admit(&mut self, starts: &mut usize, now: Instant) {
-        while *starts > 0 {
-            if let Some(current) = self.current.take() {
-                if self.has_enough() {
-                    self.current = Some(current);
-                    return;
-                }
-                self.admit_batch(current, starts, now);
-                continue;
-            }
-            match self.mail.pop_front() {
-                Some(ToWorker::Records(batch)) => {
-                    self.current = Some(Current {
-                        batch,
-                        next: 0,
-                        pin: None,
-                    });
-                }
-                Some(ToWorker::Closed(epoch)) => self.close(epoch),
-                Some(ToWorker::Revoke(_) | ToWorker::Cancel(_) | ToWorker::Renewed | ToWorker::Stop) => {
-                    unreachable!("acted on when taken")
-                }
-                None => return,
-            }
-        }
-    }
-
-    /// Whether no slot is free, and more lanes wait for one than will be for a while.
-    fn has_enough(&self) -> bool {
-        self.lanes.ready() >= READY_MAX && self.slots.held() >= self.config.in_flight_max
-    }
-
     fn close(&mut self, epoch: AssignmentEpoch) {
         self.leaving.retain(|leaving| leaving.epoch != epoch);
         if let Some(checker) = &mut self.checker {
             checker.revoked(epoch);
-        }
-    }
-
-    fn admit_batch(&mut self, mut current: Current, starts: &mut usize, now: Instant) {
-        let (from, len) = (current.next, current.batch.entries.len());
-        let until = len.min(from + *starts);
-        for index in from..until {
-            let entry = current.batch.entries[index];
-            current.batch.shared.prefetch(index);
-            if self.is_leaving(entry.epoch) {
-                continue;
-            }
-            let must_wait = entry.unstartable.is_some()
-                || self.lanes.is_busy(entry.session)
-                || self.slots.held() >= self.config.in_flight_max
-                || self.lanes.has_ready();
-            if must_wait {
-                self.enqueue(&mut current, index, entry);
-            } else {
-                self.start_at_once(&mut current, index, entry, now);
-            }
-        }
-        *starts -= until - from;
-        if until == len {
-            self.link.batches.fetch_sub(1, Ordering::Release);
-            self.batch_done = true;
-        } else {
-            current.next = until;
-            self.current = Some(current);
-        }
-    }
-
-    fn enqueue(&mut self, current: &mut Current, index: usize, entry: Entry) {
-        let pin = current.pin(&self.pins);
-        let record = match &pin {
-            Some(_) => current.batch.shared.record(index),
-            None => current.batch.shared.copy(index),
-        };
-        let work = Work::new(record, pin, entry);
-        let queued = Queued {
-            attempts: self.failed_before(entry),
-            ..Queued::new(work, entry.epoch, entry.offset)
-        };
-        if let Some(slot) = self.lanes.enqueue(entry.session, queued) {
-            self.slots.newer_waits(slot);
-        }
-    }
-
-    /// The short way: a record of an idle session whose handler does not wait needs no lane, no copy, no allocation.
-    #[inline]
-    fn start_at_once(&mut self, current: &mut Current, index: usize, entry: Entry, now: Instant) {
-        let slot = self.slots.vacant();
-        let deadline = self.deadline(now);
-        let shared = &current.batch.shared;
-        let (record, kept) = if current.pin.is_some() || self.pins.has_room() {
-            (shared.record(index), None)
-        } else {
-            let copy = shared.copy(index);
-            (copy.clone(), Some(copy))
-        };
-        let attempt = self.failed_before(entry) + 1;
-        self.note_start(entry.session, entry.epoch, entry.offset, attempt);
-        let cx = self.slots.context(slot, attempt, deadline);
-        let call = &self.call;
-        let handled = self.slots.start(slot, || call(record, cx));
-        if let Some(Ok(())) = handled {
-            if let Some(checker) = &mut self.checker {
-                let ended = checker.ended(entry.session, entry.epoch, entry.offset, true);
-                report_violation(ended, &*self.observer);
-            }
-            Settled::push(&mut self.settled, entry.epoch, entry.offset, entry.bytes);
-            return;
-        }
-        let work = match kept {
-            Some(copy) => Work::new(copy, None, entry),
-            None => {
-                let pin = current.pin(&self.pins);
-                Work::new(current.batch.shared.record(index), pin, entry)
-            }
-        };
-        let queued = Queued {
-            attempts: attempt,
-            first_started: Some(now),
-            ..Queued::new(work, entry.epoch, entry.offset)
-        };
-        let lane = self.lanes.open_running(entry.session, queued, slot);
-        let seat = Seat {
-            lane,
-            epoch: entry.epoch,
-            deadline,
-        };
-        match handled {
-            None => self.slots.occupy(slot, Tenant::Handler(seat)),
-            Some(Err(failure)) => {
-                self.slots.occupy(slot, Tenant::Vacated);
-                self.note_end(lane, false);
-                self.fail(slot, seat, failure, now);
-            }
-            Some(Ok(())) => unreachable!("returned above"),
-        }
-    }
-
-    /// Attempts that failed in earlier periods. There is always one left.
-    #[inline]
-    fn failed_before(&self, entry: Entry) -> u32 {
-        match entry.attempts {
-            0 => 0,
-            attempts => u32::from(attempts).min(self.config.retry.attempts_max.saturating_sub(1)),
-        }
-    }
-
-    fn deadline(&mut self, now: Instant) -> Option<Instant> {
-        let deadline = now + self.config.attempt_timeout?;
-        self.overdue_from.get_or_insert(deadline);
-        Some(deadline)
-    }
-
-    #[inline]
-    fn note_start(&mut self, session: SessionHash, epoch: AssignmentEpoch, offset: Offset, attempt: u32) {
-        if let Some(checker) = &mut self.checker {
-            report_violation(checker.started(session, epoch, offset, attempt), &*self.observer);
-        }
-    }
-
-    fn note_end(&mut self, lane: LaneId, settled: bool) {
-        if let Some(checker) = &mut self.checker {
-            let head = self.lanes.head(lane);
-            let ended = checker.ended(self.lanes.session(lane), head.epoch, head.offset, settled);
-            report_violation(ended, &*self.observer);
-        }
-    }
-
-    /// Sends what was settled, and says which leaving partitions are quiet.
-    fn report(&mut self) {
-        if !self.failed.is_empty() {
-            // Before what was settled of them since.
-            let failed = std::mem::take(&mut self.failed);
-            self.link.outbox.put(FromWorker::Failed(failed));
-        }
-        if !self.settled.is_empty() || self.batch_done {
-            self.batch_done = false;
-            let counters = &self.link.counters;
-            let records = self.settled.iter().map(|run| run.usage.records as u64).sum();
-            counters.settled.fetch_add(records, Ordering::Relaxed);
-            let settled = std::mem::take(&mut self.settled);
-            self.link.outbox.put(FromWorker::Settled(settled));
-        }
-        let counters = &self.link.counters;
-        counters.in_flight.store(self.slots.held() as u64, Ordering::Relaxed);
-        counters.sessions.store(self.lanes.len() as u64, Ordering::Relaxed);
-        if let Some(checker) = &self.checker {
-            counters.checked.store(checker.checked(), Ordering::Relaxed);
-            counters.violations.store(checker.violations(), Ordering::Relaxed);
-        }
-        for leaving in &mut self.leaving {
-            let holds_up =
-                |(_, seat, runs): (u32, Seat, bool)| seat.epoch == leaving.epoch && (runs || !leaving.cancelled);
-            if !leaving.quiet && !self.slots.seats().any(holds_up) {
-                leaving.quiet = true;
-                self.link.outbox.put(FromWorker::Quiet(leaving.epoch));
-            }
         }
     }
 
@@ -739,35 +293,8 @@ where
     }
 }
 
-impl Current {
-    /// A hold of the chunk, if there is room for one.
-    fn pin(&mut self, pins: &Pins) -> Option<Pin> {
-        if self.pin.is_none() {
-            self.pin = pins.pin(self.batch.bytes);
-        }
-        self.pin.clone()
-    }
-}
-
-impl Work {
-    fn new(record: Record, pin: Option<Pin>, entry: Entry) -> Self {
-        Self {
-            record,
-            pin,
-            bytes: entry.bytes,
-            unstartable: entry.unstartable,
-            first_failure: None,
-        }
-    }
-}
-
-fn report_violation(judged: Result<(), seriatim_engine::order::Violation>, observer: &dyn Observer) {
+fn report_violation(judged: Result<(), Violation>, observer: &dyn Observer) {
     if let Err(violation) = judged {
         observer.observe(Event::Violation(&violation));
     }
 }
-
-/// An attempt ran out of time. A transient failure of its record.
-#[derive(Debug, thiserror::Error)]
-#[error("the attempt was cancelled after {0:?}")]
-pub struct AttemptTimeout(pub Duration);
