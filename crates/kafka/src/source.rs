@@ -42,10 +42,6 @@ use crate::trouble::Reported;
 /// is noticed between two reads, waits a few milliseconds for the dispatcher's work on them.
 const BATCH_MAX: usize = 2048;
 
-/// How long a commit that is waited for may take. Its dispatcher stands still meanwhile, but no handler does; and while
-/// the coordinator moves, a few seconds are usual.
-const COMMIT_WAIT_MAX: Duration = Duration::from_secs(5);
-
 /// A commit that met a rebalance is tried again after this.
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
@@ -247,8 +243,8 @@ impl KafkaSource {
 
     /// Commits, and hears what the client says until the answer is among it. While the group counts its members anew,
     /// none of them may commit: that passes in milliseconds, or with the partitions.
-    fn commit_and_wait(&mut self, commits: &[Commit]) -> Result<(), CommitError> {
-        let deadline = Instant::now() + COMMIT_WAIT_MAX;
+    fn commit_and_wait(&mut self, commits: &[Commit], at_most: Duration) -> Result<(), CommitError> {
+        let deadline = Instant::now() + at_most;
         loop {
             let owned = self.owned_of(commits);
             if owned.len() < commits.len() {
@@ -258,7 +254,7 @@ impl KafkaSource {
             let Some(answer) = self.hear_answer(token, deadline) else {
                 self.commits.forget(token);
                 return Err(CommitError {
-                    reason: format!("the coordinator has not answered for {COMMIT_WAIT_MAX:?}; it may be out of reach"),
+                    reason: format!("the coordinator has not answered for {at_most:?}; it may be out of reach"),
                     retriable: true,
                     metadata_too_long: false,
                 });
@@ -404,8 +400,8 @@ impl Source for KafkaSource {
     }
 
     fn commit(&mut self, commits: &[Commit], mode: CommitMode) -> Result<(), CommitError> {
-        if mode == CommitMode::Wait {
-            return self.commit_and_wait(commits);
+        if let CommitMode::Wait(at_most) = mode {
+            return self.commit_and_wait(commits, at_most);
         }
         match self.owned_of(commits) {
             // Each commit is answered.

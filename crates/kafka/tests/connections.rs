@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use seriatim_kafka::config::Properties;
 use seriatim_kafka::producer::{ProduceError, SessionProducer, SessionRecord};
 use seriatim_kafka::reader::{LogReader, ReadError};
-use seriatim_runtime::ports::{CommitMode, Source, SourceTrouble};
+use seriatim_runtime::ports::{Source, SourceTrouble};
 use seriatim_testkit::broker::{Authority, Broker, BrokerOptions, Identity, Listener, Security};
 
-use self::member::{Member, named_at, until};
+use self::member::{Member, WAIT, named_at, until};
 
 const PASSWORD: &str = "through-the-looking-glass";
 const WRONG_PASSWORD: &str = "off-with-her-head";
@@ -118,7 +118,7 @@ impl Way {
         let mut member = self.member(&topic, &group);
         until([&mut member], "both records", |[member]| member.seen() == 2);
         let commit = member.commit_of(0, "");
-        member.source.commit(&[commit], CommitMode::Wait).unwrap();
+        member.source.commit(&[commit], WAIT).unwrap();
         assert_eq!(member.troubles, []);
     }
 

@@ -2,11 +2,11 @@
 
 mod member;
 
-use member::{Member, brokers, named, produce, until};
+use member::{Member, WAIT, brokers, named, produce, until};
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_kafka::config::Properties;
 use seriatim_kafka::groups::{GroupCommit, GroupState, Groups};
-use seriatim_runtime::ports::{CommitMode, Source};
+use seriatim_runtime::ports::Source;
 
 fn groups() -> Groups {
     Groups::connect(brokers(), &Properties::default()).unwrap()
@@ -38,7 +38,7 @@ fn a_group_is_told_while_it_runs_and_when_it_has_gone() {
 
     assert_eq!(groups.commits(&group).unwrap(), []);
     one.source
-        .commit(&[one.commit_of(0, "né"), one.commit_of(2, "")], CommitMode::Wait)
+        .commit(&[one.commit_of(0, "né"), one.commit_of(2, "")], WAIT)
         .unwrap();
     let commit = |number, offset, metadata: &str| GroupCommit {
         partition: partition(number),

@@ -5,7 +5,7 @@ mod member;
 
 use std::time::Duration;
 
-use member::{Member, brokers, for_a_while, named, produce, until};
+use member::{Member, WAIT, brokers, for_a_while, named, produce, until};
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
@@ -15,7 +15,7 @@ use seriatim_engine::record::Offset;
 use seriatim_kafka::config::Properties;
 use seriatim_kafka::groups::Groups;
 use seriatim_kafka::range::OutOfRange;
-use seriatim_runtime::ports::{Commit, CommitMode, Granted, Source, SourceTrouble};
+use seriatim_runtime::ports::{Commit, Granted, Source, SourceTrouble};
 use seriatim_testkit::broker;
 use tokio::runtime::{Builder, Runtime};
 
@@ -64,7 +64,7 @@ fn committed(test: &str, watermark: i64, metadata: &str) -> (String, String) {
         watermark: Offset::new(watermark),
         ..member.commit_of(0, metadata)
     };
-    member.source.commit(&[commit], CommitMode::Wait).unwrap();
+    member.source.commit(&[commit], WAIT).unwrap();
     member.source.close();
     (topic, group)
 }
@@ -168,10 +168,7 @@ fn a_log_that_is_shorter_than_the_commit_is_begun_anew_and_the_commit_moves_down
         });
         assert_eq!(member.seen[&0], (at..12).collect::<Vec<_>>());
         assert!(moved(&member).contains("truncated"), "{}", moved(&member));
-        member
-            .source
-            .commit(&[member.commit_of(0, "")], CommitMode::Wait)
-            .unwrap();
+        member.source.commit(&[member.commit_of(0, "")], WAIT).unwrap();
         let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
         assert_eq!(groups.commits(&group).unwrap()[0].offset, Offset::new(12));
     }
@@ -195,7 +192,7 @@ fn a_log_that_became_shorter_while_it_was_read_begins_a_new_period() {
             watermark: Offset::new(1_042),
             metadata: String::new(),
         };
-        assert!(member.source.commit(&[late], CommitMode::Wait).is_err(), "it is fenced");
+        assert!(member.source.commit(&[late], WAIT).is_err(), "it is fenced");
         produce(&topic, [0], 2);
         until([&mut member], "the records", |[member]| {
             member.seen.get(&0).is_some_and(|seen| seen.ends_with(&[10, 11]))
@@ -223,7 +220,7 @@ fn a_log_that_became_shorter_commits_nothing_more_when_it_stops() {
         watermark: Offset::new(1_042),
         metadata: String::new(),
     };
-    assert!(member.source.commit(&[late], CommitMode::Wait).is_err(), "it is fenced");
+    assert!(member.source.commit(&[late], WAIT).is_err(), "it is fenced");
     // And the next member of the group gets the partition all the same.
     let mut next = join(&topic, &group, OutOfRange::Stop);
     next.starts = false;
@@ -239,10 +236,7 @@ fn a_topic_that_is_created_anew_while_it_is_read_is_begun_anew() {
     let mut member = join(&topic, &group, OutOfRange::Earliest);
     until([&mut member], "10 records", |[member]| member.seen() == 10);
     let old = member.commit_of(0, "");
-    member
-        .source
-        .commit(std::slice::from_ref(&old), CommitMode::Wait)
-        .unwrap();
+    member.source.commit(std::slice::from_ref(&old), WAIT).unwrap();
 
     Admin::new().recreate(&topic, 1, 3);
     until([&mut member], "the new topic's records", |[member]| {
@@ -257,14 +251,8 @@ fn a_topic_that_is_created_anew_while_it_is_read_is_begun_anew() {
         "{}",
         moved(&member)
     );
-    assert!(
-        member.source.commit(&[old], CommitMode::Wait).is_err(),
-        "it is of the old topic"
-    );
-    member
-        .source
-        .commit(&[member.commit_of(0, "")], CommitMode::Wait)
-        .unwrap();
+    assert!(member.source.commit(&[old], WAIT).is_err(), "it is of the old topic");
+    member.source.commit(&[member.commit_of(0, "")], WAIT).unwrap();
     let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
     assert_eq!(groups.commits(&group).unwrap()[0].offset, Offset::new(3));
 }
@@ -282,10 +270,7 @@ fn a_topic_that_is_created_anew_stops_its_partition_and_takes_no_commit_of_the_o
     let told = member.troubles[0].to_string();
     assert!(told.starts_with(&format!("{topic}[0] stands still: ")), "{told}");
     assert!(told.contains("its topic deleted and created anew"), "{told}");
-    assert!(
-        member.source.commit(&[old], CommitMode::Wait).is_err(),
-        "it is of the old topic"
-    );
+    assert!(member.source.commit(&[old], WAIT).is_err(), "it is of the old topic");
     let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
     assert_eq!(groups.commits(&group).unwrap(), []);
 }

@@ -14,7 +14,9 @@ use seriatim_runtime::message::{Header, Message, Timestamp};
 use seriatim_runtime::ports::{Commit, CommitMode, Granted, Source, SourceEvent, SourceTrouble};
 use seriatim_testkit::broker::Broker;
 
-use self::member::{Member, SOON, brokers, for_a_while, named, produce, produce_to, producer, producer_at, until};
+use self::member::{
+    Member, SOON, WAIT, brokers, for_a_while, named, produce, produce_to, producer, producer_at, until,
+};
 
 #[test]
 fn null_and_empty_are_kept_apart_and_headers_may_be_anything() {
@@ -176,9 +178,9 @@ fn metadata_may_fill_what_the_broker_allows_and_more_is_refused_with_the_way_out
     let mut member = Member::join(brokers(), &topic, &group, &[]);
     until([&mut member], "10 records", |[member]| member.seen() == 10);
     let longest = member.commit_of(0, &"x".repeat(4096));
-    member.source.commit(&[longest], CommitMode::Wait).unwrap();
+    member.source.commit(&[longest], WAIT).unwrap();
     let too_large = member.commit_of(0, &"x".repeat(4097));
-    let error = member.source.commit(&[too_large], CommitMode::Wait).unwrap_err();
+    let error = member.source.commit(&[too_large], WAIT).unwrap_err();
     assert!(error.to_string().contains("offset.metadata.max.bytes"), "{error}");
     assert!(error.metadata_too_long && !error.retriable);
     member.source.close();
@@ -341,7 +343,7 @@ fn join_as(name: &str, topic: &str, group: &str) -> Member {
 fn restart_beside(other: &mut Member, mut member: Member, join: impl Fn() -> Member) -> Member {
     let owned = member.owned();
     let commits: Vec<_> = owned.iter().map(|number| member.commit_of(*number, "")).collect();
-    member.source.commit(&commits, CommitMode::Wait).unwrap();
+    member.source.commit(&commits, WAIT).unwrap();
     member.source.close();
 
     let (before, offers) = (other.owned(), other.offered.len());
@@ -402,7 +404,7 @@ fn a_member_that_was_silent_too_long_loses_all_and_comes_back() {
     let mut member = Member::join(brokers(), &topic, &group, &["max.poll.interval.ms=6000"]);
     until([&mut member], "20 records", |[member]| member.seen() == 20);
     let commits = [member.commit_of(0, ""), member.commit_of(1, "")];
-    member.source.commit(&commits, CommitMode::Wait).unwrap();
+    member.source.commit(&commits, WAIT).unwrap();
     let before = [member.epoch(0), member.epoch(1)];
 
     std::thread::sleep(Duration::from_secs(8));
@@ -453,10 +455,7 @@ fn an_offset_that_is_gone_stops_its_partition_and_no_other() {
         watermark: Offset::new(1_042),
         ..member.commit_of(0, "")
     };
-    member
-        .source
-        .commit(&[beyond, member.commit_of(1, "")], CommitMode::Wait)
-        .unwrap();
+    member.source.commit(&[beyond, member.commit_of(1, "")], WAIT).unwrap();
     member.source.close();
 
     let mut next = Member::join(brokers(), &topic, &group, &[]);
@@ -541,10 +540,7 @@ fn a_broker_that_goes_and_comes_back_interrupts_but_changes_nothing() {
     until([&mut member], "the trouble", |[member]| {
         member.troubles.iter().any(unreachable)
     });
-    let error = member
-        .source
-        .commit(&[member.commit_of(0, "")], CommitMode::Wait)
-        .unwrap_err();
+    let error = member.source.commit(&[member.commit_of(0, "")], WAIT).unwrap_err();
     assert!(error.retriable, "{error}");
 
     broker.node(1).restart().unwrap();
@@ -552,7 +548,7 @@ fn a_broker_that_goes_and_comes_back_interrupts_but_changes_nothing() {
     until([&mut member], "2,000 more", |[member]| member.seen() == 4_000);
     let commits = [member.commit_of(0, "late"), member.commit_of(1, "late")];
     // The connection to the coordinator is tried again at lengthening intervals, up to ten seconds.
-    while let Err(error) = member.source.commit(&commits, CommitMode::Wait) {
+    while let Err(error) = member.source.commit(&commits, WAIT) {
         assert!(error.retriable, "{error}");
     }
     assert_eq!(
@@ -572,10 +568,7 @@ fn a_record_that_is_kept_holds_up_nothing() {
     let mut member = Member::join(brokers(), &topic, &group, &[]);
     until([&mut member], "100 records", |[member]| member.seen() == 100);
     let kept = std::mem::take(&mut member.messages);
-    member
-        .source
-        .commit(&[member.commit_of(0, "")], CommitMode::Wait)
-        .unwrap();
+    member.source.commit(&[member.commit_of(0, "")], WAIT).unwrap();
     let begun = Instant::now();
     drop(member);
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());

@@ -164,8 +164,8 @@ pub struct Commit {
 pub enum CommitMode {
     /// Send, and report the answer as an event.
     Background,
-    /// Return when the broker has answered.
-    Wait,
+    /// Return when the broker has answered, or has not within this time.
+    Wait(Duration),
 }
 
 /// A commit that failed. Nothing is lost by it: the watermark is committed again later.

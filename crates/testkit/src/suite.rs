@@ -16,6 +16,9 @@ use seriatim_runtime::ports::{Commit, CommitMode, Granted, Records, Source, Sour
 
 use client::{Client, TICK, both_until};
 
+/// A commit that is waited for.
+const WAIT: CommitMode = CommitMode::Wait(Duration::from_secs(5));
+
 /// What the suite needs to know of an adapter.
 pub trait Harness {
     /// The adapter.
@@ -272,7 +275,7 @@ pub fn commit_with_metadata_comes_back(harness: &impl Harness) {
     assert_eq!(client.granted[&id].committed, None, "nothing was committed before");
     assert_eq!(client.granted[&id].metadata, "");
     client
-        .commit(&id, 4, "s1:some-metadata", CommitMode::Wait)
+        .commit(&id, 4, "s1:some-metadata", WAIT)
         .expect("the commit is accepted");
     client.leave();
 
@@ -309,7 +312,7 @@ pub fn an_ended_epoch_commits_nothing(harness: &impl Harness) {
     let id = fill(harness, topic, 0, 3);
     let mut client = Client::join(harness, topic, topic);
     client.until("the records", |client| client.count() == 3);
-    client.commit(&id, 1, "", CommitMode::Wait).expect("it is ours");
+    client.commit(&id, 1, "", WAIT).expect("it is ours");
     let stale = [Commit {
         epoch: client.owned[&id],
         watermark: Offset::new(3),
@@ -317,7 +320,7 @@ pub fn an_ended_epoch_commits_nothing(harness: &impl Harness) {
     }];
     client.revoked.push(stale[0].epoch);
     client.relinquish();
-    let refused = client.source.commit(&stale, CommitMode::Wait);
+    let refused = client.source.commit(&stale, WAIT);
     assert!(refused.is_err_and(|error| !error.retriable), "it is ours no more");
     // This one may be refused, or answered with nothing.
     let _ = client.source.commit(&stale, CommitMode::Background);
@@ -341,7 +344,7 @@ pub fn a_revoked_partition_is_delivered_on_from_its_commit_and_only_after_relinq
     let mut new = Client::join(harness, topic, topic);
     both_until((&mut old, &mut new), "a revoke", |old, _| !old.revoked.is_empty());
     let leaving = old.epochs.get(old.revoked[0]).expect("it is ours").clone();
-    old.commit(&leaving, 6, "", CommitMode::Wait).expect("it is still ours");
+    old.commit(&leaving, 6, "", WAIT).expect("it is still ours");
     let quiet = Instant::now() + harness.silence();
     while Instant::now() < quiet {
         old.poll(TICK, true);
@@ -367,7 +370,7 @@ pub fn the_last_commit_before_relinquish_is_where_the_next_owner_starts(harness:
     let mut client = Client::join(harness, topic, topic);
     client.until("the records", |client| client.count() == 10);
     client.commit(&id, 3, "", CommitMode::Background).expect("it is sent");
-    client.commit(&id, 8, "", CommitMode::Wait).expect("it is accepted");
+    client.commit(&id, 8, "", WAIT).expect("it is accepted");
     client.leave();
     let mut client = Client::join(harness, topic, topic);
     client.until("the rest", |client| client.offsets(&id) == [8, 9]);

@@ -1,6 +1,6 @@
 //! Reading a source by hand: batch after batch on one thread, without the runtime.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use seriatim::engine::assignment::Assignments;
@@ -9,6 +9,9 @@ use seriatim::kafka::source::{KafkaSource, SourceSettings};
 use seriatim::runtime::ports::{Commit, CommitMode, Granted, Records, Source, SourceEvent, Start};
 
 use super::contender::{PATIENCE, READY, Spec, properties};
+
+/// As long as a dispatcher waits.
+const COMMIT_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The source that Seriatim itself reads, with the same settings.
 pub fn source(spec: &Spec) -> anyhow::Result<KafkaSource> {
@@ -104,7 +107,7 @@ impl<S: Source> Reader<S> {
             })
         };
         let commits: Vec<Commit> = self.owned.iter().filter_map(commit).collect();
-        Ok(self.source.commit(&commits, CommitMode::Wait)?)
+        Ok(self.source.commit(&commits, CommitMode::Wait(COMMIT_WAIT_MAX))?)
     }
 
     /// Leaves the group.

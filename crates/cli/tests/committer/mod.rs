@@ -40,7 +40,9 @@ pub(crate) fn commit(topic: &str, group: &str, watermark: i64, metadata: &str) {
         watermark: Offset::new(watermark),
         metadata: metadata.to_owned(),
     };
-    source.commit(&[commit], CommitMode::Wait).unwrap();
+    source
+        .commit(&[commit], CommitMode::Wait(Duration::from_secs(5)))
+        .unwrap();
     source.relinquish(&[epoch]);
     source.close();
 }

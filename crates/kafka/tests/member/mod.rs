@@ -20,6 +20,9 @@ use seriatim_testkit::broker::{self, Cluster};
 /// A join takes a heartbeat interval or two; the machine may be busy.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
+/// A commit that is waited for, as long as a dispatcher waits.
+pub(crate) const WAIT: CommitMode = CommitMode::Wait(Duration::from_secs(5));
+
 /// Rebalances in a second instead of three, and a session as short as a broker allows.
 const QUICK: &[&str] = &["heartbeat.interval.ms=500", "session.timeout.ms=6000"];
 
@@ -192,7 +195,7 @@ impl Member {
             .into_iter()
             .map(|number| self.commit_of(number, ""))
             .collect();
-        self.source.commit(&commits, CommitMode::Wait).unwrap();
+        self.source.commit(&commits, WAIT).unwrap();
         self.source.relinquish(&revoked);
         for epoch in revoked {
             self.assignments.close(epoch);

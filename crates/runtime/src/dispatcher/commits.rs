@@ -16,6 +16,13 @@ const RECOMMIT_INTERVAL: Duration = Duration::from_secs(60);
 /// While the lease has ended, commits are made this often to renew it.
 const LEASE_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
 
+/// How long a commit that is waited for may take. The dispatcher stands still meanwhile, but no handler does; and while
+/// the coordinator moves, a few seconds are usual.
+pub(super) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// What the last commit of a drain is given also when the drain's time is over: a few round trips.
+pub(super) const LAST_COMMIT_WAIT: Duration = Duration::from_secs(1);
+
 /// How often the partitions are looked through for a stuck one.
 const STUCK_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 

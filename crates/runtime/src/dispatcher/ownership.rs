@@ -1,7 +1,7 @@
 //! Periods of ownership: begun, drained, lost, and ended.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use seriatim_engine::ack_map;
 use seriatim_engine::assignment::AssignmentEpoch;
@@ -11,6 +11,7 @@ use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_engine::trail::{self, ATTEMPTS_TOLD_MAX, CRASHES_MAX, Suspicion, Trail};
 
 use super::Dispatcher;
+use super::commits::{COMMIT_WAIT_MAX, LAST_COMMIT_WAIT};
 use super::suspects::Withheld;
 use crate::mail::ToWorker;
 use crate::ports::{Commit, CommitMode, Event, Granted, Source, Start};
@@ -325,7 +326,9 @@ impl<S: Source> Dispatcher<S> {
         }
         // Tried again until the deadline. Without it the next owner repeats what was settled since the last commit:
         // nothing is lost.
-        if self.commit_and_wait(&drain.epochs, now) && now < drain.deadline {
+        let left = drain.deadline.saturating_duration_since(now);
+        let at_most = left.clamp(LAST_COMMIT_WAIT, COMMIT_WAIT_MAX);
+        if self.commit_and_wait(&drain.epochs, at_most, now) && now < drain.deadline {
             return Some(drain);
         }
         self.source.relinquish(&drain.epochs);
@@ -342,12 +345,12 @@ impl<S: Source> Dispatcher<S> {
     }
 
     /// Commits what these have settled. Returns whether that failed and is worth another try.
-    pub(super) fn commit_and_wait(&mut self, epochs: &[AssignmentEpoch], now: Instant) -> bool {
+    pub(super) fn commit_and_wait(&mut self, epochs: &[AssignmentEpoch], at_most: Duration, now: Instant) -> bool {
         let commits = self.commits_of(epochs);
         if commits.is_empty() {
             return false;
         }
-        match self.source.commit(&commits, CommitMode::Wait) {
+        match self.source.commit(&commits, CommitMode::Wait(at_most)) {
             Ok(()) => {
                 self.note_committed(Ok(commits), now);
                 false

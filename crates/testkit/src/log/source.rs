@@ -127,7 +127,7 @@ impl Source for LogSource {
         let now = self.log.lock().now();
         self.in_group(|group, id| match mode {
             CommitMode::Background => group.send(id, commits, now),
-            CommitMode::Wait => group.commit(id, commits, now),
+            CommitMode::Wait(_) => group.commit(id, commits, now),
         })
     }
 

@@ -150,7 +150,9 @@ impl<S: Source> Sabotaged<S> {
         for commit in commits {
             let older = self.older.entry(commit.epoch).or_insert_with(|| commit.clone());
             if older.watermark < commit.watermark {
-                let _ = self.source.commit(std::slice::from_ref(older), CommitMode::Wait);
+                let _ = self
+                    .source
+                    .commit(std::slice::from_ref(older), CommitMode::Wait(Duration::ZERO));
             }
         }
     }
