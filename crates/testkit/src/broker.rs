@@ -7,6 +7,7 @@
 //! notices.
 
 mod certificates;
+mod cluster;
 mod keeper;
 mod listeners;
 mod node;
@@ -16,12 +17,11 @@ mod wire;
 use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 pub use certificates::{Authority, Identity};
+pub use cluster::{Cluster, Replicas};
 pub use listeners::{Listener, Security};
 pub use node::Node;
 use ports::NodePorts;
@@ -49,6 +49,9 @@ pub struct BrokerOptions {
     pub nodes: u32,
     /// The heap of each node's JVM, in MiB.
     pub heap_mib: u32,
+    /// Whether the nodes are to start soon rather than to become fast: in half of the processor time, since they are compiled
+    /// once and simply. For a cluster that ends with its test.
+    pub short_lived: bool,
     /// Partitions of a topic that is created without a count.
     pub partitions: u32,
     /// What it takes to listen with TLS and with passwords too, on ports of their own: see [`Broker::bootstrap_of`].
@@ -63,6 +66,7 @@ impl Default for BrokerOptions {
         Self {
             nodes: 1,
             heap_mib: 512,
+            short_lived: false,
             partitions: 4,
             security: None,
             properties: Vec::new(),
@@ -169,112 +173,6 @@ pub fn shared() -> &'static Cluster {
     }
 }
 
-/// A cluster to work with, whoever runs it.
-#[derive(Debug)]
-pub struct Cluster {
-    bootstrap: String,
-}
-
-impl Cluster {
-    /// The cluster at these addresses, `host:port` with commas between them. Nothing is sent yet.
-    pub fn at(bootstrap: &str) -> Self {
-        Self {
-            bootstrap: bootstrap.to_owned(),
-        }
-    }
-
-    /// What a client takes as `bootstrap.servers`.
-    pub fn bootstrap(&self) -> &str {
-        &self.bootstrap
-    }
-
-    /// Creates a topic, and returns when every bootstrap server names a leader for each of its partitions, so that a
-    /// client finds it at its first try. It has as many replicas as a cluster of ours has nodes.
-    ///
-    /// # Errors
-    /// [`BrokerError::Topic`] with the broker's reason, a topic of that name among them.
-    pub fn create_topic(&self, topic: &str, partitions: u32, configs: &[(&str, &str)]) -> Result<(), BrokerError> {
-        let refused = |reason: String| BrokerError::Topic {
-            topic: topic.to_owned(),
-            reason,
-        };
-
-        let first = self.addresses().next().unwrap_or_default();
-        wire::create_topic(first, topic, partitions, configs)
-            .map_err(unreachable_at(first))?
-            .map_err(refused)?;
-
-        let deadline = Instant::now() + READY_TIMEOUT;
-        for address in self.addresses() {
-            while wire::metadata(address, Some(topic))
-                .map_err(unreachable_at(address))?
-                .leaders
-                != partitions
-            {
-                if Instant::now() > deadline {
-                    return Err(refused(format!(
-                        "{address} knows no leader for some of its {partitions} partitions"
-                    )));
-                }
-                sleep(POLL_INTERVAL);
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs one of Kafka's own tools against this cluster and returns what it printed on its standard output: a
-    /// witness that shares no code with Seriatim. It takes about a second.
-    ///
-    /// ```no_run
-    /// # let cluster = seriatim_testkit::broker::Cluster::at("127.0.0.1:9092");
-    /// let class = "org.apache.kafka.tools.ConsumerGroupCommand";
-    /// println!("{}", cluster.tool(class, &["--describe", "--group", "orders"])?);
-    /// # Ok::<(), seriatim_testkit::broker::BrokerError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`BrokerError::Tool`] with all it printed, when its exit status is not 0.
-    pub fn tool(&self, class: &str, args: &[&str]) -> Result<String, BrokerError> {
-        let output = Command::new(java())
-            // It lives for a second: the optimizing compiler would only compete for the cores.
-            .args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
-            .args([
-                "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-                "-cp",
-                &class_path(&libs()?),
-                class,
-            ])
-            .args(["--bootstrap-server", &self.bootstrap])
-            .args(args)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|source| BrokerError::ToolStart {
-                class: class.to_owned(),
-                source,
-            })?;
-
-        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        if output.status.success() {
-            return Ok(printed);
-        }
-        Err(BrokerError::Tool {
-            class: class.to_owned(),
-            output: printed + &String::from_utf8_lossy(&output.stderr),
-        })
-    }
-
-    fn addresses(&self) -> impl Iterator<Item = &str> {
-        self.bootstrap.split(',').map(str::trim)
-    }
-}
-
-fn unreachable_at(address: &str) -> impl FnOnce(io::Error) -> BrokerError {
-    move |source| BrokerError::Unreachable {
-        address: address.to_owned(),
-        source,
-    }
-}
-
 /// A cluster that this process runs. Dropping it ends its nodes and removes their data.
 #[derive(Debug)]
 pub struct Broker {
@@ -348,7 +246,7 @@ impl Broker {
 
         let bootstrap = join(ports.iter().map(|ports| format!("127.0.0.1:{}", ports.client)));
         Ok(Self {
-            cluster: Cluster { bootstrap },
+            cluster: Cluster::at(&bootstrap),
             ports: ports.to_vec(),
             nodes,
         })

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use seriatim_testkit::broker::{self, Broker, BrokerError, BrokerOptions};
+use seriatim_testkit::broker::{self, Broker, BrokerError, BrokerOptions, Replicas};
 
 const TOPICS: &str = "org.apache.kafka.tools.TopicCommand";
 
@@ -83,6 +83,7 @@ fn a_cluster_of_three_goes_on_without_one() {
     let options = BrokerOptions {
         nodes: 3,
         heap_mib: 256,
+        short_lived: true,
         ..BrokerOptions::default()
     };
     let broker = Broker::start_with(&options).unwrap();
@@ -91,11 +92,38 @@ fn a_cluster_of_three_goes_on_without_one() {
     broker.create_topic("replicated", 3, &[]).unwrap();
     let described = broker.tool(TOPICS, &["--describe", "--topic", "replicated"]).unwrap();
     assert!(described.contains("ReplicationFactor: 3"), "{described}");
+    assert!(described.contains("min.insync.replicas=2"), "{described}");
+    let of_group = || broker.coordinator("some group");
+    until("the group has a coordinator", || of_group().is_some());
+    for (topic, partitions) in [("replicated", 3), ("__consumer_offsets", 4)] {
+        let replicas = broker.replicas(topic);
+        let all = |replicas: &Option<Replicas>| replicas.as_ref().is_some_and(|replicas| replicas.in_sync.len() == 3);
+        assert!(replicas.len() == partitions && replicas.iter().all(all), "{replicas:?}");
+    }
+    assert_eq!(broker.replicas("absent"), []);
 
-    broker.node(3).kill().unwrap();
+    let coordinator = of_group().unwrap();
+    broker.node(coordinator).kill().unwrap();
     let topics = broker.tool(TOPICS, &["--list"]).unwrap();
-    assert_eq!(topics.trim(), "replicated");
-    broker.node(3).restart().unwrap();
+    assert!(topics.lines().any(|topic| topic == "replicated"), "{topics}");
+    until("another coordinates the group", || {
+        of_group().is_some_and(|node| node != coordinator)
+    });
+    until("others have its partitions", || {
+        let alive = |replicas: Replicas| replicas.leader != coordinator && !replicas.in_sync.contains(&coordinator);
+        let mut replicas = broker.replicas("replicated").into_iter();
+        replicas.all(|replicas| replicas.is_some_and(alive))
+    });
+    broker.node(coordinator).restart().unwrap();
+}
+
+#[track_caller]
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not after a minute: {what}");
+        sleep(Duration::from_millis(20));
+    }
 }
 
 /// What `shared` starts hangs on a static, which is never dropped, and a SIGKILL lets nothing run at the end: what

@@ -9,12 +9,14 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use super::BrokerOptions;
+
 /// Each command is a line, and each answer is: an exit status, or the process id for `spawn`.
 ///
 /// The shell's own signals lead to `end` too. The traps are reset in what it starts.
 const SCRIPT: &str = r#"
-dir=$1 java=$2 class_path=$3 heap_mib=$4 cluster_id=$5
-shift 5 # What is left are further arguments of the format.
+dir=$1 java=$2 class_path=$3 heap_mib=$4 compiler_tier=$5 cluster_id=$6
+shift 6 # What is left are further arguments of the format.
 cd "$dir" || exit 1
 pid=
 end_kafka() {
@@ -31,7 +33,8 @@ while read -r command; do
             format --cluster-id "$cluster_id" --config server.properties "$@" </dev/null >>kafka.log 2>&1
         ;;
     spawn)
-        "$java" "-Xmx${heap_mib}m" -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35 \
+        "$java" "-Xmx${heap_mib}m" "-XX:TieredStopAtLevel=$compiler_tier" \
+            -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35 \
             -Djava.awt.headless=true -Dorg.slf4j.simpleLogger.showDateTime=true \
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS" \
             -cp "$class_path" kafka.Kafka server.properties </dev/null >>kafka.log 2>&1 &
@@ -64,13 +67,16 @@ impl Keeper {
         dir: &Path,
         java: &Path,
         class_path: &str,
-        heap_mib: u32,
+        options: &BrokerOptions,
         format_args: &[String],
     ) -> io::Result<Self> {
+        // The JVM's quick compiler, or its optimizing one too.
+        let compiler_tier = if options.short_lived { 1 } else { 4 };
         let mut shell = Command::new("sh")
             .args(["-c", SCRIPT, "seriatim-keeper"])
             .args([dir, java, Path::new(class_path)])
-            .args([&heap_mib.to_string(), super::CLUSTER_ID])
+            .args([options.heap_mib.to_string(), compiler_tier.to_string()])
+            .arg(super::CLUSTER_ID)
             .args(format_args)
             // Away from the terminal's Ctrl-C, and from a kill of our process group.
             .process_group(0)

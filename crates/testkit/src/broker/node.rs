@@ -46,8 +46,7 @@ impl Node {
             security.write_keys(dir.path()).map_err(failed)?;
             format_args = security.format_args();
         }
-        let keeper =
-            Keeper::start(dir.path(), &java(), &class_path(libs), options.heap_mib, &format_args).map_err(failed)?;
+        let keeper = Keeper::start(dir.path(), &java(), &class_path(libs), options, &format_args).map_err(failed)?;
 
         // From here on the keeper removes the directory: it is still there when a kill has ended this process.
         Ok(Self {
@@ -182,7 +181,8 @@ impl Node {
 /// All but the log directory, which the node adds.
 fn server_properties(id: u32, ports: &NodePorts, voters: &str, options: &BrokerOptions) -> String {
     let BrokerOptions { nodes, partitions, .. } = *options;
-    let transactions_min_isr = nodes.min(2);
+    // What was acknowledged survives a node that is killed.
+    let min_isr = nodes.min(2);
     let NodePorts { client, controller, .. } = ports;
     let (mut listeners, mut protocols) = (format!("CLIENT://127.0.0.1:{client}"), String::new());
     for (listener, port) in &ports.secured {
@@ -202,14 +202,15 @@ controller.quorum.voters={voters}
 auto.create.topics.enable=false
 num.partitions={partitions}
 default.replication.factor={nodes}
+min.insync.replicas={min_isr}
 offsets.topic.num.partitions=4
 offsets.topic.replication.factor={nodes}
 transaction.state.log.num.partitions=4
 transaction.state.log.replication.factor={nodes}
-transaction.state.log.min.isr={transactions_min_isr}
+transaction.state.log.min.isr={min_isr}
 share.coordinator.state.topic.num.partitions=4
 share.coordinator.state.topic.replication.factor={nodes}
-share.coordinator.state.topic.min.isr={transactions_min_isr}
+share.coordinator.state.topic.min.isr={min_isr}
 # A group forms at once, and a test that kills a member need not wait 6 s for its session to end.
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=500

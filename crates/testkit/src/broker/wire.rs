@@ -1,4 +1,5 @@
-//! As much of Kafka's protocol as a fixture needs: is a node a member yet, create a topic, does it have its leaders.
+//! As much of Kafka's protocol as a fixture needs: is a node a member yet, create a topic, who leads it, who coordinates a
+//! group.
 //! Asking a node takes a millisecond, where a tool takes a JVM.
 //!
 //! The messages: <https://kafka.apache.org/protocol>. All versions here precede the flexible encoding.
@@ -6,6 +7,8 @@
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
+
+use super::Replicas;
 
 /// A frozen node takes connections and never answers. The controller's own limit is shorter.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -17,8 +20,8 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 pub(super) struct Metadata {
     /// Ids of the brokers that are up, as this node knows them.
     pub(super) members: Vec<u32>,
-    /// How many partitions of the topic have a leader.
-    pub(super) leaders: u32,
+    /// The partitions of the topic, by their numbers; `None` for one without a leader.
+    pub(super) partitions: Vec<Option<Replicas>>,
 }
 
 /// What a node knows of its cluster and of one topic.
@@ -38,13 +41,30 @@ pub(super) fn metadata(address: &str, topic: Option<&str>) -> io::Result<Metadat
     let topics = answer.array(|answer| {
         let (_error, _name, _internal) = (answer.i16()?, answer.string()?, answer.u8()?);
         answer.array(|answer| {
-            let (error, _index, leader) = (answer.i16()?, answer.i32()?, answer.i32()?);
-            let (_replicas, _in_sync) = (answer.array(Answer::i32)?, answer.array(Answer::i32)?);
-            Ok(error == 0 && leader >= 0)
+            let (error, index, leader) = (answer.i16()?, answer.i32()?, answer.i32()?);
+            let (_replicas, in_sync) = (answer.array(Answer::i32)?, answer.array(Answer::i32)?);
+            let led = error == 0 && leader >= 0;
+            let replicas = led.then(|| Replicas {
+                leader: leader as u32,
+                in_sync: in_sync.into_iter().map(|id| id as u32).collect(),
+            });
+            Ok((index, replicas))
         })
     })?;
-    let leaders = topics.iter().flatten().filter(|led| **led).count() as u32;
-    Ok(Metadata { members, leaders })
+    let mut partitions: Vec<_> = topics.into_iter().flatten().collect();
+    partitions.sort_by_key(|(index, _)| *index);
+    let partitions = partitions.into_iter().map(|(_, replicas)| replicas).collect();
+    Ok(Metadata { members, partitions })
+}
+
+/// The node that coordinates a group, as this node knows it; `None` while it knows of none.
+pub(super) fn coordinator(address: &str, group: &str) -> io::Result<Option<u32>> {
+    let mut request = Request::new(10, 0);
+    request.string(group);
+    let mut answer = request.send(address)?;
+
+    let (error, node) = (answer.i16()?, answer.i32()?);
+    Ok((error == 0).then_some(node as u32))
 }
 
 /// The inner error is the broker's refusal.
