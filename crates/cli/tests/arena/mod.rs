@@ -6,11 +6,13 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
-use std::collections::HashMap;
+mod recorded;
+
 use std::fs;
 use std::ops::RangeBounds;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -30,17 +32,24 @@ const PERMANENT_PER_MILLE: u32 = 2;
 /// Long enough that something is always in flight, so that commits have ack maps and crashes leave work unfinished.
 const LATENCY_MAX_MS: u32 = 200;
 
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
+const COMMIT_INTERVAL: Duration = Duration::from_millis(100);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
+const RETRY_BASE: Duration = Duration::from_millis(20);
+const RETRY_CAP: Duration = Duration::from_millis(200);
+
 /// One group, its topic, and its instances.
 pub(crate) struct Arena {
     /// Where the brokers are reached for sure.
     brokers: String,
     pub(crate) topic: String,
-    group: String,
+    pub(crate) group: String,
     seed: u64,
     rng: Rng,
     session_timeout: Duration,
     recordings: Vec<PathBuf>,
     producing: Option<JoinHandle<Done>>,
+    enough: Arc<AtomicBool>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -67,6 +76,7 @@ impl Arena {
             session_timeout,
             recordings: Vec::new(),
             producing: None,
+            enough: Arc::default(),
             _turn: turn,
         }
     }
@@ -101,82 +111,52 @@ impl Arena {
         members
     }
 
-    /// Waits until each instance owns something.
-    #[track_caller]
-    pub(crate) fn await_ownership(&self) {
-        let owns = |text: String| text.lines().filter_map(entry).any(|entry| entry.1 == "assign");
-        until("each instance owns something", || self.recorded().all(owns));
-    }
-
-    /// How many commits were answered, and that later than this.
-    pub(crate) fn answers_later_than(&self, late: Duration) -> usize {
-        let late_of = |text: String| {
-            let mut sent = HashMap::new();
-            let mut count = 0;
-            for (time, verb, rest) in text.lines().filter_map(entry) {
-                let epoch = rest.split(' ').next().unwrap_or_default().to_owned();
-                match verb {
-                    "commit" => drop(sent.entry(epoch).or_insert(time)),
-                    "answer" => {
-                        let waited = sent.remove(&epoch).map(|sent| time - sent);
-                        count += usize::from(waited >= Some(late));
-                    }
-                    _ => {}
-                }
-            }
-            count
-        };
-        self.recorded().map(late_of).sum()
-    }
-
-    fn recorded(&self) -> impl Iterator<Item = String> {
-        let files = self.recordings.iter();
-        files.map(|file| fs::read_to_string(file).unwrap_or_default())
-    }
-
     fn start(&mut self, brokers: &str, work: &[&str]) -> Running {
+        let millis = |time: Duration| format!("{}ms", time.as_millis());
+        let property = |name: &str, time: Duration| format!("{name}={}", time.as_millis());
+        let recording = self.recording().display().to_string();
+        let session_timeout = property("session.timeout.ms", self.session_timeout);
+        let heartbeat_interval = property("heartbeat.interval.ms", HEARTBEAT_INTERVAL);
+        let (commit_interval, drain_timeout) = (millis(COMMIT_INTERVAL), millis(DRAIN_TIMEOUT));
+        let (retry_base, retry_cap) = (millis(RETRY_BASE), millis(RETRY_CAP));
+        let mut args = vec!["run", "-t", &self.topic, "-g", &self.group, "-b", brokers];
+        args.extend(["-q", "--check", "--record", &recording]);
+        args.extend(["-X", &session_timeout, "-X", &heartbeat_interval]);
+        args.extend(["--commit-interval", &commit_interval, "--drain-timeout", &drain_timeout]);
+        args.extend(["--retry-base", &retry_base, "--retry-cap", &retry_cap]);
+        Running::start_alone(&[&args[..], work].concat())
+    }
+
+    /// A new recording, which will be judged.
+    fn recording(&mut self) -> PathBuf {
         let recording = file(&format!("{}-{}", self.topic, self.recordings.len()));
-        let session_timeout = format!("session.timeout.ms={}", self.session_timeout.as_millis());
-        let mut args = vec![
-            "run",
-            "-t",
-            &self.topic,
-            "-g",
-            &self.group,
-            "-b",
-            brokers,
-            "-q",
-            "--check",
-        ];
-        let path = recording.display().to_string();
-        args.extend([
-            "--record",
-            &path,
-            "-X",
-            &session_timeout,
-            "-X",
-            "heartbeat.interval.ms=100",
-        ]);
-        args.extend(["--commit-interval", "100ms", "--drain-timeout", "3s"]);
-        args.extend(["--retry-base", "20ms", "--retry-cap", "200ms"]);
-        let running = Running::start_alone(&[&args[..], work].concat());
-        self.recordings.push(recording);
-        running
+        self.recordings.push(recording.clone());
+        recording
     }
 
     /// Writes `rounds` records of each session, spread over `time`, beside what goes on.
     pub(crate) fn produce(&mut self, rounds: usize, time: Duration) {
-        let args = ["produce", &self.topic, "-K", ":", "-q", "-b", &self.brokers].map(str::to_owned);
         let chunks = (rounds * SESSIONS).div_ceil(CHUNK_LINES);
-        let pause = time / chunks as u32;
-        let lines: Vec<String> = (0..rounds * SESSIONS)
-            .map(|n| format!("s{}:{}\n", n % SESSIONS, n / SESSIONS))
-            .collect();
+        self.feed(time / chunks as u32, move |chunk| chunk < chunks);
+    }
+
+    /// Writes so many records a second, session after session, beside what goes on and until it is to be settled.
+    pub(crate) fn produce_until_settled(&mut self, a_second: u32) {
+        let enough = Arc::clone(&self.enough);
+        let pause = Duration::from_secs(1) * CHUNK_LINES as u32 / a_second;
+        self.feed(pause, move |_| !enough.load(Ordering::Relaxed));
+    }
+
+    /// Writes chunk after chunk while there is more.
+    fn feed(&mut self, pause: Duration, more: impl Fn(usize) -> bool + Send + 'static) {
+        let args = ["produce", &self.topic, "-K", ":", "-q", "-b", &self.brokers].map(str::to_owned);
         self.producing = Some(thread::spawn(move || {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             let mut producing = Running::start_alone(&args);
-            for chunk in lines.chunks(CHUNK_LINES) {
-                producing.write_and_hold(chunk.concat().as_bytes());
+            for chunk in (0..).take_while(|chunk| more(*chunk)) {
+                let lines = (chunk * CHUNK_LINES..).take(CHUNK_LINES);
+                let lines: String = lines.map(|n| format!("s{}:{}\n", n % SESSIONS, n / SESSIONS)).collect();
+                producing.write_and_hold(lines.as_bytes());
                 sleep(pause);
             }
             producing.finish()
@@ -186,6 +166,7 @@ impl Arena {
     /// Waits until all that was produced is settled and committed, however long that takes within reason.
     #[track_caller]
     pub(crate) fn settle(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
         if let Some(producing) = self.producing.take() {
             producing.join().expect("no panic").fine();
         }
@@ -224,13 +205,6 @@ impl Arena {
     pub(crate) fn draw(&mut self, bound: usize) -> usize {
         self.rng.below(bound)
     }
-}
-
-/// Time, verb, and particulars of a recorded entry.
-fn entry(line: &str) -> Option<(Duration, &str, &str)> {
-    let (time, rest) = line.split_once(' ')?;
-    let (verb, rest) = rest.split_once(' ').unwrap_or((rest, ""));
-    Some((Duration::from_nanos(time.parse().ok()?), verb, rest))
 }
 
 /// Lines that are produced at a time: small beside what is unsettled.
