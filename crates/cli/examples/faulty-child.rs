@@ -4,31 +4,25 @@
 //! faulty-child SEED LATENCY_MAX_MS TRANSIENT_PERCENT PERMANENT_PER_MILLE
 //! ```
 //!
-//! Each attempt is answered after a while of its own, many at a time. What becomes of a record is a function of the seed,
-//! of the record's place and of the attempt, so that whoever is given it again does the same.
+//! Each attempt is answered after a while of its own, many at a time: see `temper`.
+
+mod temper;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufRead, Write};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use temper::{Fate, Temper};
 
 /// Records that were read and are not looked at: a few pipes full.
 const READ_MAX: usize = 1_000;
 
 /// With nothing to answer, it waits for records this long at a time.
 const IDLE_WAIT: Duration = Duration::from_secs(60);
-
-struct Temper {
-    seed: u64,
-    latency_max_ms: u64,
-    transient_percent: u64,
-    permanent_per_mille: u64,
-}
 
 fn main() -> io::Result<()> {
     let args: Result<Vec<u64>, _> = std::env::args().skip(1).map(|arg| arg.parse()).collect();
@@ -60,7 +54,7 @@ fn main() -> io::Result<()> {
         let wait = next.map_or(IDLE_WAIT, |at| at.saturating_duration_since(Instant::now()));
         match lines.recv_timeout(wait) {
             Ok(line) => {
-                let (latency, answer) = temper.treat(&serde_json::from_str(&line)?);
+                let (latency, answer) = treat(&temper, &serde_json::from_str(&line)?);
                 due.push(Reverse((Instant::now() + latency, answer)));
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -85,25 +79,14 @@ fn answer(due: &mut BinaryHeap<Reverse<(Instant, String)>>) -> io::Result<()> {
     stdout.flush()
 }
 
-impl Temper {
-    fn treat(&self, record: &Value) -> (Duration, String) {
-        let (id, attempt) = (&record["id"], record["attempt"].as_u64().unwrap_or_default());
-        let of_record = self.draw(id, 0);
-        let of_attempt = self.draw(id, attempt);
-        let answer = if of_record % 1_000 < self.permanent_per_mille {
-            json!({"id": id, "outcome": "dead", "error": "never"})
-        } else if of_attempt / 1_000 % 100 < self.transient_percent {
-            json!({"id": id, "outcome": "retry", "error": "not yet"})
-        } else {
-            json!({"id": id, "outcome": "ok"})
-        };
-        let latency = Duration::from_millis(of_attempt % (self.latency_max_ms + 1));
-        (latency, answer.to_string())
-    }
-
-    fn draw(&self, id: &Value, attempt: u64) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (self.seed, id.as_str(), attempt).hash(&mut hasher);
-        hasher.finish()
-    }
+fn treat(temper: &Temper, record: &Value) -> (Duration, String) {
+    let id = &record["id"];
+    let attempt = record["attempt"].as_u64().unwrap_or_default();
+    let (latency, fate) = temper.treat(id.as_str().unwrap_or_default(), attempt as u32);
+    let answer = match fate {
+        Fate::Handled => json!({"id": id, "outcome": "ok"}),
+        Fate::Transient => json!({"id": id, "outcome": "retry", "error": "not yet"}),
+        Fate::Permanent => json!({"id": id, "outcome": "dead", "error": "never"}),
+    };
+    (latency, answer.to_string())
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use seriatim_engine::record::{Offset, PartitionId, RecordId};
@@ -107,6 +108,24 @@ fn what_is_recorded_is_read() {
     let times: Vec<Duration> = read[0].entries.iter().map(|(at, _)| *at).collect();
     assert!(times.is_sorted());
     assert!(times[0].as_nanos() >= u128::from(read[0].header.clock.monotonic_ns));
+}
+
+#[test]
+fn whoever_watches_is_told_of_each_entry_when_it_is_the_last() {
+    let shelf = Shelf::new();
+    let file = shelf.file("watched");
+    let (told, telling) = mpsc::sync_channel(some_work().len());
+    let recorder = Recorder::append(&file, &Header::now(consumes("g")), |error| panic!("{error}")).unwrap();
+    let watched = file.clone();
+    let history = History::recorded(recorder.watched(move |what| {
+        let recordings = recording::read(&watched).unwrap();
+        let last = whats(&recordings[0]).last().copied().cloned();
+        told.send((what.clone(), last)).unwrap();
+    }));
+    some_work().into_iter().for_each(|what| history.note(7, what));
+    drop(history);
+    let seen: Vec<_> = telling.iter().collect();
+    assert_eq!(seen, some_work().map(|what| (what.clone(), Some(what))));
 }
 
 #[test]

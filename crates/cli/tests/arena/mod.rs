@@ -6,6 +6,7 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
+mod mortal;
 mod recorded;
 
 use std::fs;

@@ -2,10 +2,22 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
+
+use seriatim_engine::record::{Offset, PartitionId, RecordId};
+use seriatim_testkit::history::recording;
+use seriatim_testkit::history::{AckMap, What};
 
 use super::Arena;
 use crate::command::until;
+
+/// What the group told an owner when it began.
+pub(crate) struct Owner {
+    pub(crate) at: Duration,
+    pub(crate) committed: Option<Offset>,
+    pub(crate) settled: AckMap,
+}
 
 impl Arena {
     /// Waits until each instance owns something.
@@ -40,6 +52,33 @@ impl Arena {
     pub(crate) fn commits_taken(&self) -> usize {
         let taken = |text: String| text.lines().filter(|line| line.ends_with(" yes")).count();
         self.recorded().map(taken).sum()
+    }
+
+    /// The period of ownership of `partition` that was the first to begin after this time, as far as is written.
+    pub(crate) fn next_owner(&self, partition: &PartitionId, after: Duration) -> Option<Owner> {
+        let owners = self.entries().filter_map(|(at, what)| match what {
+            What::Assign {
+                partition: of,
+                committed,
+                settled,
+                ..
+            } if of == *partition && at > after => Some(Owner { at, committed, settled }),
+            _ => None,
+        });
+        owners.min_by_key(|owner| owner.at)
+    }
+
+    /// Whether a dead letter of this record was acknowledged after this time.
+    pub(crate) fn has_letter(&self, record: &RecordId, after: Duration) -> bool {
+        let acknowledged = What::LetterAcked(record.clone());
+        self.entries().any(|(at, what)| at > after && what == acknowledged)
+    }
+
+    /// All entries, recording after recording.
+    fn entries(&self) -> impl Iterator<Item = (Duration, What)> {
+        let read = |file: &PathBuf| recording::read(file).expect("what has no holes");
+        let recordings = self.recordings.iter().flat_map(read);
+        recordings.flat_map(|recording| recording.entries)
     }
 
     fn recorded(&self) -> impl Iterator<Item = String> {

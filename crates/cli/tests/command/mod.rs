@@ -104,7 +104,12 @@ impl Running {
 
     /// Starts `seriatim ARGS` with these variables in its environment.
     pub(crate) fn start_in(variables: &[(&str, &str)], args: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_seriatim"))
+        Self::start_program(Path::new(env!("CARGO_BIN_EXE_seriatim")), variables, args)
+    }
+
+    /// Starts another program.
+    pub(crate) fn start_program(program: &Path, variables: &[(&str, &str)], args: &[&str]) -> Self {
+        let mut child = Command::new(program)
             .args(args)
             .env_remove("RUST_LOG")
             .envs(variables.iter().copied())

@@ -167,10 +167,14 @@ pub struct Recorder {
     line: String,
     /// Whom to tell that no more is written; `None` when that is so.
     failed: Option<Failed>,
+    watch: Option<Watch>,
 }
 
 /// Is told why a recording ends before its process does.
 type Failed = Box<dyn FnOnce(io::Error) + Send>;
+
+/// Is told of each entry that is written.
+type Watch = Box<dyn FnMut(&What) + Send>;
 
 impl Recorder {
     /// Begins a recording in `file`, behind what it holds. When a write fails, as on a full disk, `failed` is told, and
@@ -193,7 +197,15 @@ impl Recorder {
             file,
             line,
             failed: Some(Box::new(failed)),
+            watch: None,
         })
+    }
+
+    /// Tells `watch` of each entry when it is in the file, and before another can be. A process that ends itself there dies
+    /// between two steps of its work, and the entry is the last of its recording.
+    pub fn watched(mut self, watch: impl FnMut(&What) + Send + 'static) -> Self {
+        self.watch = Some(Box::new(watch));
+        self
     }
 
     pub(super) fn write(&mut self, at: Duration, what: &What) {
@@ -203,9 +215,13 @@ impl Recorder {
         self.line.clear();
         line::write(&mut self.line, at, what);
         if let Err(error) = self.file.write_all(self.line.as_bytes()) {
-            self.failed.take().expect("looked at above")(error);
-        } else if *what == What::Left {
+            return self.failed.take().expect("looked at above")(error);
+        }
+        if *what == What::Left {
             self.failed = None;
+        }
+        if let Some(watch) = &mut self.watch {
+            watch(what);
         }
     }
 }
@@ -426,6 +442,7 @@ mod tests {
             file: File::open("/dev/null").unwrap(),
             line: String::new(),
             failed: Some(Box::new(move |error| told.send(error).unwrap())),
+            watch: None,
         };
         recorder.write(Duration::ZERO, &What::Paused);
         recorder.write(Duration::ZERO, &What::Left);
