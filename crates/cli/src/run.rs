@@ -2,6 +2,7 @@
 
 mod args;
 mod exec;
+mod held;
 mod observer;
 mod place;
 mod print;
@@ -171,7 +172,10 @@ impl Args {
                         return Ok(Cause::Asked);
                     }
                 }
-                _ = progress_ticks.tick() => told = tell_progress(told, handle.stats()),
+                _ = progress_ticks.tick() => {
+                    told = tell_progress(told, handle.stats());
+                    observer.held_lines().iter().for_each(|line| tracing::info!("{line}"));
+                }
             }
         }
     }

@@ -12,10 +12,11 @@ const RESUME: (u128, u128) = (3, 4);
 
 /// How much a consumer may hold that is not settled.
 ///
-/// Usage is looked at between batches, so it may pass a limit by what one batch brings.
+/// A limit of the whole is passed by one record at most. A partition's is looked at between batches, so it may be passed by
+/// what one batch brings of it. Bytes are those of keys and values, and a few for each record; headers are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of keys, headers and payloads of all unsettled records. 256 MiB: beside the client's own buffers this
+    /// Bytes of all unsettled records. 256 MiB: beside the client's own buffers this
     /// leaves room in a container of 1 GiB.
     pub unsettled_bytes_max: usize,
     /// Number of all unsettled records. 1,000,000: small records cost more in lanes and ledgers than in bytes, at most

@@ -19,6 +19,36 @@ use self::member::{
 };
 
 #[test]
+fn large_records_are_read_a_few_at_a_time() {
+    const LARGE: usize = 900_000;
+    let (topic, group) = named("large", 2);
+    let value = vec![b'x'; LARGE];
+    let producer = producer();
+    for number in 0..60 {
+        let record = BaseRecord::<str, [u8]>::to(&topic)
+            .partition(number % 2)
+            .payload(&value);
+        producer.send(record).map_err(|(error, _)| error).unwrap();
+        producer.flush(SOON).unwrap();
+    }
+    let mut member = Member::join(brokers(), &topic, &group, &[]);
+    let mut reads = Vec::new();
+    until([&mut member], "60 records", |[member]| {
+        let before: usize = reads.iter().sum();
+        if member.seen() > before {
+            reads.push(member.seen() - before);
+        }
+        member.seen() == 60
+    });
+    // Only the first knows nothing of their size.
+    let largest = reads[1..].iter().max().expect("more than one read");
+    assert!(*largest <= 1 + (4 << 20) / LARGE, "{reads:?}");
+    for offsets in member.seen.values() {
+        assert!(offsets.iter().copied().eq(0..30), "each once, in order: {offsets:?}");
+    }
+}
+
+#[test]
 fn null_and_empty_are_kept_apart_and_headers_may_be_anything() {
     let (topic, group) = named("parts", 1);
     let producer = producer();

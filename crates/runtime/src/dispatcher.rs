@@ -4,6 +4,7 @@
 mod commits;
 mod intake;
 mod ownership;
+mod standing;
 mod suspects;
 
 use std::sync::Arc;
@@ -74,6 +75,8 @@ pub struct Dispatcher<S: Source> {
     usage: Usage,
     /// Of everything together; a single partition's is in [`Owned`].
     flow: Flow,
+    /// Since when the intake of everything is held, if it is.
+    held_since: Option<Instant>,
     /// Partitions whose intake is held: few, and looked at in each step.
     held: Vec<AssignmentEpoch>,
     drains: Vec<Drain>,
@@ -90,7 +93,7 @@ pub struct Dispatcher<S: Source> {
     /// How long the broker lets a commit's metadata be, as far as its refusals have taught.
     metadata_len_max: usize,
     committed_at: Option<Instant>,
-    stuck_looked_at: Option<Instant>,
+    looked_through_at: Option<Instant>,
     stop: Arc<Stop>,
     stopping: bool,
     /// Whether the source had nothing when last asked.
@@ -98,6 +101,7 @@ pub struct Dispatcher<S: Source> {
     dead_worker: bool,
     /// Why it stops, when not because it was asked to.
     failure: Option<RunError>,
+    /// The last batch, or what of it was beyond the budget and waits for room.
     records: Records<S::Message>,
     from_worker: Vec<FromWorker>,
 }
@@ -174,6 +178,7 @@ impl<S: Source> Dispatcher<S> {
             observer,
             usage: Usage::default(),
             flow: Flow::Flowing,
+            held_since: None,
             held: Vec::new(),
             drains: Vec::new(),
             unopened: Vec::new(),
@@ -184,7 +189,7 @@ impl<S: Source> Dispatcher<S> {
             commit_in_flight: false,
             metadata_len_max: METADATA_LEN_MAX,
             committed_at: None,
-            stuck_looked_at: None,
+            looked_through_at: None,
             stop,
             stopping: false,
             idle: false,
@@ -202,6 +207,8 @@ impl<S: Source> Dispatcher<S> {
     pub fn step(&mut self, now: Instant) -> Result<Progressed, RunError> {
         self.take_outcomes();
         if self.dead_worker {
+            // Before their client.
+            self.records = Records::default();
             self.source.close();
             return Err(RunError::Panicked);
         }
@@ -213,8 +220,8 @@ impl<S: Source> Dispatcher<S> {
         }
         self.commit_due(now);
         self.release_suspects(now);
-        self.look_for_stuck(now);
-        self.adjust_flow();
+        self.adjust_flow(now);
+        self.look_through(now);
         self.receive(now)?;
         self.pass_lease_on(now);
         Ok(Progressed::On)
@@ -240,6 +247,11 @@ impl<S: Source> Dispatcher<S> {
                 false => Event::LeaseEnded,
             });
         }
+    }
+
+    /// What is admitted and not settled, of all partitions.
+    pub fn usage(&self) -> Usage {
+        self.usage
     }
 
     /// Why it stopped, if not because it was asked to.
@@ -300,8 +312,13 @@ impl<S: Source> Dispatcher<S> {
 
     fn receive(&mut self, now: Instant) -> Result<(), SourceError> {
         let mut records = std::mem::take(&mut self.records);
-        let intake = self.has_room();
-        let wait = self.wait_for(now, intake);
+        let mut intake = self.has_room();
+        let mut wait = self.wait_for(now, intake);
+        if intake && !records.runs.is_empty() {
+            // What was kept comes before anything that is read after it.
+            self.admit(&mut records, now);
+            (intake, wait) = (false, Duration::ZERO);
+        }
         let event = self.source.poll(wait, intake.then_some(&mut records))?;
         self.idle = event.is_none();
         match event {
@@ -314,8 +331,12 @@ impl<S: Source> Dispatcher<S> {
                 self.commit_in_flight = false;
                 self.note_committed(answer, now);
             }
-            Some(SourceEvent::Ends(ends)) => self.tell_standings(&ends, now),
+            Some(SourceEvent::Ends(ends)) => self.note_ends(&ends),
             Some(SourceEvent::Skipped(epoch, to)) => {
+                // What was delivered before is still to be settled: it goes ahead, whatever the budget says.
+                while !records.runs.is_empty() {
+                    self.admit(&mut records, now);
+                }
                 if let Some(owned) = self.owned.get_mut(epoch) {
                     owned.ledger.skip_to(to);
                 }

@@ -19,7 +19,7 @@ use seriatim_engine::record::{Offset, PartitionId, RecordId};
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::message::Message;
+use crate::message::{Message, Timestamp};
 use crate::record::Record;
 
 /// Where records come from and commits go to: one member of a consumer group.
@@ -333,7 +333,7 @@ pub enum Event<'a> {
     LeaseRenewed,
     /// Intake of the partition was held or resumed.
     FlowChanged(&'a PartitionId, Flow),
-    /// How far a partition has got, told every few seconds, also while its intake is held.
+    /// How far a partition has got, told once a second, also while its intake is held and while nothing comes.
     Standing(Standing<'a>),
     /// A commit was acknowledged.
     Committed(&'a PartitionId, Offset),
@@ -373,17 +373,35 @@ pub struct Standing<'a> {
     pub partition: &'a PartitionId,
     /// The next offset to read after a restart.
     pub watermark: Offset,
-    /// The end of its log.
+    /// The end of its log as last learnt, which may be some seconds ago.
     pub end: Offset,
     /// Records that are not settled, read or not: what lies from the watermark to the end, less what is settled above it.
     /// Offsets that the log has no record for count too, since nobody knows of them before they are read.
     pub backlog: u64,
     /// Records that were read and are not settled.
     pub unsettled: usize,
-    /// Whether its intake is held.
+    /// Bytes of their keys and values, and some 64 for each record.
+    pub unsettled_bytes: usize,
+    /// When the oldest of them was written, as the log says: by the broker's clock or the producer's, as the topic is
+    /// configured. It may be the time of a record before it: of the first that was read together with it, or, where much
+    /// was unsettled when it was read, of one up to a 64th of that before it.
+    pub oldest: Timestamp,
+    /// Whether intake is held: of this partition, or of all.
     pub flow: Flow,
-    /// How long the watermark has stood still with unsettled records above it, as far as stuck ones are looked for.
+    /// For how long it has been held without a break.
+    pub held_for: Duration,
+    /// How long the watermark has stood still with unsettled records above it, give or take a second.
     pub stood: Duration,
+}
+
+impl Standing<'_> {
+    /// How long before `now` the oldest record was written that was read and is not settled; `None` when there is none, or
+    /// its time is not known. Clocks that disagree count as no time.
+    pub fn oldest_age(&self, now: SystemTime) -> Option<Duration> {
+        let millis = u64::try_from(self.oldest.millis()?).ok()?;
+        let written = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+        Some(now.duration_since(written).unwrap_or_default())
+    }
 }
 
 /// An observer that takes no notice.

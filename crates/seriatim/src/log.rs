@@ -1,5 +1,7 @@
 //! What happens, written to the log.
 
+use std::time::SystemTime;
+
 use seriatim_engine::budget::Flow;
 use seriatim_runtime::ports::{Event, Observer};
 
@@ -50,12 +52,13 @@ impl Observer for LogEvents {
                 %error,
                 "the record's session waits until its dead letter is written"
             ),
-            Event::Standing(standing) => tracing::debug!(
+            Event::Standing(standing) => tracing::trace!(
                 partition = %standing.partition,
                 watermark = %standing.watermark,
                 end = %standing.end,
                 backlog = standing.backlog,
                 unsettled = standing.unsettled,
+                oldest_age = ?standing.oldest_age(SystemTime::now()),
                 held = standing.flow == Flow::Held,
                 stood = ?standing.stood,
                 "standing"

@@ -118,7 +118,7 @@ fn a_record_that_crashes_its_instance_three_times_is_dead_lettered_and_its_sessi
     // What may be to blame goes one at a time.
     story.crash().running("a1").settled("");
     story.crash().wait(BACKOFF_MAX).running("a2 b1").settled("a1!");
-    story.expect("a2 b1").committed(3);
+    story.finish("b1").expect("b1 a2").committed(3);
     // Once.
     story.crash().expect("").committed(3);
 }

@@ -125,6 +125,12 @@ pub(super) struct LimitArgs {
     pub(super) drain_timeout: Duration,
 
     /// Bytes read and not settled, at most; of one partition a quarter of it
+    ///
+    /// Keys and values count, and 64 bytes for each record; the last record that is read may pass the limit. The process
+    /// holds more than that: what the Kafka client has fetched ahead, i.e. `queued.max.messages.kbytes` (64 MiB unless set
+    /// with -X) for all partitions together and as much again for each that is held by its own quarter (five at most),
+    /// and a fetch of up to `fetch.max.bytes` (50 MiB); 4 MiB, or the largest record, that are read and wait for room; and
+    /// some 350 bytes of the client's for each record.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = bytes)]
     max_bytes: usize,
 

@@ -1,12 +1,15 @@
 //! What happens during a run, told on standard error, and what the run itself must know of it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use seriatim::LogEvents;
 use seriatim_runtime::ports::{Event, Observer, SourceTrouble};
 use seriatim_testkit::history::TracedObserver;
 use tokio::sync::{Notify, watch};
+
+use super::held::HeldPartitions;
 
 /// Writes events to the log, and keeps what decides about the run's end. Clones share what they keep.
 #[derive(Clone)]
@@ -19,6 +22,8 @@ struct Seen {
     draining: watch::Sender<bool>,
     cut_short: AtomicBool,
     unreachable: Notify,
+    /// Taken by the dispatcher's thread once a partition and second, and by who tells of it.
+    held: Mutex<HeldPartitions>,
 }
 
 impl RunObserver {
@@ -45,6 +50,11 @@ impl RunObserver {
         self.0.cut_short.load(Ordering::Acquire)
     }
 
+    /// What there is to tell of partitions whose intake has been held for a while.
+    pub(crate) fn held_lines(&self) -> Vec<String> {
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner).lines()
+    }
+
     /// Returns when the client has said that it reaches no broker.
     pub(crate) async fn unreachable(&self) {
         self.0.unreachable.notified().await;
@@ -57,7 +67,10 @@ impl Observer for RunObserver {
             recorder.note(&event);
         }
         let stopping = self.0.stopping.load(Ordering::Acquire);
+        let held = || self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
+            Event::Standing(standing) => held().note(&standing, SystemTime::now()),
+            Event::Released(partition) | Event::Lost(partition) => held().forget(partition),
             Event::DrainBegan(_) if stopping => drop(self.0.draining.send_replace(true)),
             Event::DrainEnded { cancelled: true, .. } if stopping => self.0.cut_short.store(true, Ordering::Release),
             // Told by whoever looks into it: once, and with how it goes on.

@@ -74,6 +74,11 @@ impl KafkaMessage {
         unsafe { self.native.as_ref() }
     }
 
+    /// Bytes of its key and value.
+    pub(super) fn len(&self) -> usize {
+        self.native().key_len + self.native().len
+    }
+
     /// What tells the partitions of one read's messages apart, without comparing names. Of no meaning once they are gone.
     pub(crate) fn place(&self) -> Place {
         Place(self.native().rkt.addr(), self.native().partition)

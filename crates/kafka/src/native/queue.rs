@@ -72,6 +72,11 @@ impl Wake for Bell {
     }
 }
 
+/// Bytes of keys and values that a read is to bring at most, as far as records are as large as those before. What the
+/// dispatcher has no room for waits outside of all accounts, so it is little beside its budget; and of ordinary records it
+/// is more than a batch.
+const READ_BYTES: usize = 4 << 20;
+
 /// The queue that partitions are forwarded to, and from which records are read in batches.
 ///
 /// librdkafka keeps each partition's records in the partition's own queue, and a queue can be forwarded to another. Two
@@ -85,6 +90,8 @@ pub(crate) struct FlowQueue {
     idle: Arc<Queue>,
     /// Where librdkafka puts a batch; nothing is left in it between two reads.
     batch: Vec<*mut sys::rd_kafka_message_t>,
+    /// How many records the next read takes, by the size of those of the last.
+    read_max: usize,
     lease: Lease,
     // The last field, so that it is dropped last: the consumer's destructor waits for all leases.
     consumer: Arc<Consumer>,
@@ -103,6 +110,7 @@ impl FlowQueue {
             flow,
             idle,
             batch: vec![ptr::null_mut(); batch_max.max(1)],
+            read_max: batch_max.max(1),
             lease,
             consumer,
         }
@@ -150,16 +158,19 @@ impl FlowQueue {
         // one record. This order, since a call without wait would use up a ring that came before it.
         let flow = Arc::clone(&self.flow);
         let mut len = self.take(&flow, wait, 0..1);
-        if len == 1 {
-            len += self.take(&flow, Duration::ZERO, 1..self.batch.len());
+        if len == 1 && self.read_max > 1 {
+            len += self.take(&flow, Duration::ZERO, 1..self.read_max);
         }
         if len == 0 {
             return;
         }
+        let before = records.len();
         let mut shares = Shares::new(&self.lease, len);
         for native in &self.batch[..len] {
             unpack(*native, &mut shares, records, notices);
         }
+        let bytes: usize = records[before..].iter().map(KafkaMessage::len).sum();
+        self.read_max = (READ_BYTES * len / bytes.max(1)).clamp(1, self.batch.len());
     }
 
     /// Waits up to `wait` for the bell. The group goes on to count us among the living, as in [`read`](Self::read).

@@ -1,13 +1,11 @@
-//! How far it has got: commits, and the look for what stands still.
+//! Commits: when they are due, what they say, and what becomes of them.
 
 use std::time::{Duration, Instant};
 
 use seriatim_engine::assignment::AssignmentEpoch;
-use seriatim_engine::record::{Offset, RecordId};
 
-use super::ownership::Progress;
 use super::{Dispatcher, QUIET_COMMIT_INTERVAL};
-use crate::ports::{Commit, CommitError, CommitMode, Event, Source, Standing};
+use crate::ports::{Commit, CommitError, CommitMode, Event, Source};
 
 /// An unchanged watermark is committed again this often: lag monitors call a group stopped that commits nothing, and
 /// brokers forget offsets that are not refreshed.
@@ -22,9 +20,6 @@ pub(super) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What the last commit of a drain is given also when the drain's time is over: a few round trips.
 pub(super) const LAST_COMMIT_WAIT: Duration = Duration::from_secs(1);
-
-/// How often the partitions are looked through for a stuck one.
-const STUCK_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl<S: Source> Dispatcher<S> {
     /// The commits of those among `epochs` for which the broker does not know how far they have got.
@@ -113,65 +108,6 @@ impl<S: Source> Dispatcher<S> {
                     owned.sent = owned.acknowledged;
                 }
                 self.observer.observe(Event::CommitFailed(&error));
-            }
-        }
-    }
-
-    /// Tells how far partitions have got, whose logs end there.
-    pub(super) fn tell_standings(&self, ends: &[(AssignmentEpoch, Offset)], now: Instant) {
-        for (epoch, end) in ends {
-            let Some(owned) = self.owned.get(*epoch) else { continue };
-            // Nothing is committed and nothing was read: reading begins somewhere below the end.
-            let Some(watermark) = owned.ledger.watermark() else {
-                continue;
-            };
-            let watermark = watermark.offset();
-            let above = u64::try_from(end.get() - watermark.get()).unwrap_or(0);
-            let unsettled = owned.ledger.unsettled();
-            self.observer.observe(Event::Standing(Standing {
-                partition: &owned.partition,
-                watermark,
-                end: *end,
-                backlog: above.saturating_sub(owned.ledger.settled_above()),
-                unsettled,
-                flow: owned.flow,
-                stood: match unsettled {
-                    0 => Duration::ZERO,
-                    _ => now.saturating_duration_since(owned.progress.since),
-                },
-            }));
-        }
-    }
-
-    pub(super) fn look_for_stuck(&mut self, now: Instant) {
-        let Some(stuck_after) = self.config.stuck_after else {
-            return;
-        };
-        if self.stuck_looked_at.is_some_and(|at| now < at + STUCK_LOOK_INTERVAL) {
-            return;
-        }
-        self.stuck_looked_at = Some(now);
-        for (_, owned) in self.owned.iter_mut() {
-            let watermark = owned.ledger.watermark().map(|watermark| watermark.offset());
-            let blocking = owned.ledger.oldest_unsettled();
-            let progress = &mut owned.progress;
-            // A partition without unsettled records is idle, not stuck.
-            let Some(blocking) = blocking.filter(|_| progress.watermark == watermark) else {
-                *progress = Progress {
-                    watermark,
-                    since: now,
-                    reported: false,
-                };
-                continue;
-            };
-            let stood = now.saturating_duration_since(progress.since);
-            if stood >= stuck_after && !progress.reported {
-                progress.reported = true;
-                let record = RecordId {
-                    partition: owned.partition.clone(),
-                    offset: blocking,
-                };
-                self.observer.observe(Event::Stuck(record, stood));
             }
         }
     }

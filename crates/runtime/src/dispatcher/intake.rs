@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use seriatim_engine::assignment::AssignmentEpoch;
-use seriatim_engine::budget::{Flow, Usage, flow};
+use seriatim_engine::budget::{Flow, Limits, Usage, flow};
 use seriatim_engine::ledger::Admission;
 use seriatim_engine::record::{PartitionId, RecordId, SessionHash};
 use seriatim_engine::route::Router;
@@ -13,7 +13,7 @@ use super::ownership::Past;
 use super::{Dispatcher, RunError};
 use crate::mail::{Batch, Entry, Link, ToWorker, Unstartable};
 use crate::message::Message;
-use crate::ports::{Event, Records, Source};
+use crate::ports::{Event, Records, Run, Source};
 use crate::record::Shared;
 use crate::session_by::{MissingSession, SessionBy, SessionKeyError};
 
@@ -21,9 +21,15 @@ use crate::session_by::{MissingSession, SessionBy, SessionKeyError};
 const RECORD_OVERHEAD_BYTES: usize = 64;
 
 impl<S: Source> Dispatcher<S> {
+    /// Admits records in order, until all are, or until a limit of the whole is passed: then the record that has passed it
+    /// is the last, and what lies behind it is left in `records`. At least one record is admitted.
     pub(super) fn admit(&mut self, records: &mut Records<S::Message>, now: Instant) {
         let mut messages = records.messages.drain(..);
-        for run in records.runs.drain(..) {
+        let mut runs = records.runs.drain(..);
+        let mut left = None;
+        for run in runs.by_ref() {
+            let first = messages.as_slice().first();
+            let first = first.map(|message| (message.offset(), message.timestamp()));
             let mut messages = messages.by_ref().take(run.len);
             let Some(owned) = self.owned.get_mut(run.epoch).filter(|owned| !owned.is_draining()) else {
                 // The partition has left, or leaves: the next owner is given these.
@@ -38,9 +44,14 @@ impl<S: Source> Dispatcher<S> {
                 workers: &mut self.workers,
             };
             let mut withheld = self.withheld.iter_mut().find(|withheld| withheld.epoch == run.epoch);
+            if let Some((offset, written)) = first {
+                owned.ages.note(offset, written, owned.ledger.oldest_unsettled());
+            }
             let has_past = owned.has_past();
+            let room = room_below(&self.config.limits, self.usage);
             let mut admitted = Usage::ZERO;
-            for message in &mut messages {
+            while admitted.records <= room.records && admitted.bytes <= room.bytes {
+                let Some(message) = messages.next() else { break };
                 let offset = message.offset();
                 match owned.ledger.admit(offset) {
                     Admission::Admitted => {}
@@ -61,12 +72,28 @@ impl<S: Source> Dispatcher<S> {
                     }
                 }
             }
-            messages.for_each(drop);
+            let rest = messages.len();
             owned.usage.add(admitted);
             self.usage.add(admitted);
-            self.hold_if_full(run.epoch);
+            self.hold_if_full(run.epoch, now);
+            if rest > 0 {
+                left = Some(Run { len: rest, ..run });
+            }
+            let limits = &self.config.limits;
+            if rest > 0
+                || self
+                    .usage
+                    .exceeds(limits.unsettled_records_max, limits.unsettled_bytes_max)
+            {
+                break;
+            }
         }
-        drop(messages);
+        let left: Vec<_> = left.into_iter().chain(runs).collect();
+        let messages_left: Vec<_> = messages.collect();
+        // Ordinarily nothing is, and the vectors are used again.
+        if !left.is_empty() {
+            (records.messages, records.runs) = (messages_left, left);
+        }
         if !self.unopened.is_empty() {
             self.commit_open(now);
         }
@@ -75,10 +102,11 @@ impl<S: Source> Dispatcher<S> {
         }
     }
 
-    fn hold_if_full(&mut self, epoch: AssignmentEpoch) {
+    fn hold_if_full(&mut self, epoch: AssignmentEpoch, now: Instant) {
         let Some(owned) = self.owned.get_mut(epoch) else { return };
         if owned.flow == Flow::Flowing && owned.next_flow(&self.config.limits) == Flow::Held {
             owned.flow = Flow::Held;
+            owned.held_since = Some(now);
             self.held.push(epoch);
             self.source.set_flow(epoch, Flow::Held);
             self.observer.observe(Event::FlowChanged(&owned.partition, Flow::Held));
@@ -86,7 +114,7 @@ impl<S: Source> Dispatcher<S> {
     }
 
     /// Resumes what has fallen below its limits.
-    pub(super) fn adjust_flow(&mut self) {
+    pub(super) fn adjust_flow(&mut self, now: Instant) {
         let limits = &self.config.limits;
         self.flow = flow(
             self.flow,
@@ -94,12 +122,17 @@ impl<S: Source> Dispatcher<S> {
             limits.unsettled_records_max,
             limits.unsettled_bytes_max,
         );
+        self.held_since = match self.flow {
+            Flow::Held => self.held_since.or(Some(now)),
+            Flow::Flowing => None,
+        };
         self.held.retain(|epoch| {
             let Some(owned) = self.owned.get_mut(*epoch).filter(|owned| !owned.is_draining()) else {
                 return false;
             };
             owned.flow = owned.next_flow(limits);
             if owned.flow == Flow::Flowing {
+                owned.held_since = None;
                 self.source.set_flow(*epoch, Flow::Flowing);
                 self.observer
                     .observe(Event::FlowChanged(&owned.partition, Flow::Flowing));
@@ -124,6 +157,14 @@ pub(super) struct Intake<'a, M> {
     pub(super) session_by: &'a SessionBy,
     pub(super) missing_session: MissingSession,
     pub(super) workers: &'a mut [Tail<M>],
+}
+
+/// How much may be admitted until the limits of the whole are reached. One record more passes them.
+fn room_below(limits: &Limits, usage: Usage) -> Usage {
+    Usage {
+        records: limits.unsettled_records_max.saturating_sub(usage.records),
+        bytes: limits.unsettled_bytes_max.saturating_sub(usage.bytes),
+    }
 }
 
 /// What a record counts for.

@@ -12,9 +12,10 @@ use seriatim_engine::trail::{self, ATTEMPTS_TOLD_MAX, CRASHES_MAX, Suspicion, Tr
 
 use super::Dispatcher;
 use super::commits::{COMMIT_WAIT_MAX, LAST_COMMIT_WAIT};
+use super::standing::{Ages, Progress};
 use super::suspects::Withheld;
 use crate::mail::ToWorker;
-use crate::ports::{Commit, CommitMode, Event, Granted, Source, Start};
+use crate::ports::{Commit, CommitMode, Event, Granted, Records, Source, Start};
 
 /// A partition that is ours.
 pub(super) struct Owned {
@@ -22,12 +23,17 @@ pub(super) struct Owned {
     pub(super) ledger: Ledger,
     pub(super) usage: Usage,
     pub(super) flow: Flow,
+    /// Since when it is held, if it is.
+    pub(super) held_since: Option<Instant>,
     pub(super) phase: Phase,
     /// How far the last commit said it had got that was sent, and the last that was acknowledged.
     pub(super) sent: Option<Mark>,
     pub(super) acknowledged: Option<Mark>,
     pub(super) acknowledged_at: Instant,
+    /// The end of its log, as the source has last told it.
+    pub(super) end: Option<Offset>,
     pub(super) progress: Progress,
+    pub(super) ages: Ages,
     /// Of the failing records, and of those that were failing when another owned them.
     pub(super) attempts: BTreeMap<Offset, u32>,
     /// What was failing then lies below this offset.
@@ -64,13 +70,6 @@ pub(super) enum Phase {
     Draining {
         quiet_awaited: usize,
     },
-}
-
-/// Since when the watermark has stood where it stands.
-pub(super) struct Progress {
-    pub(super) watermark: Option<Offset>,
-    pub(super) since: Instant,
-    pub(super) reported: bool,
 }
 
 /// Partitions on their way out.
@@ -189,22 +188,28 @@ impl<S: Source> Dispatcher<S> {
             let from = granted.committed.unwrap_or_default();
             let suspicion = trail.suspicion(self.config.process, from, granted.end);
             let Granted {
-                partition, committed, ..
+                partition,
+                committed,
+                end,
+                ..
             } = granted;
             let mut owned = Owned {
                 partition: partition.clone(),
                 ledger,
                 usage: Usage::default(),
                 flow: Flow::Flowing,
+                held_since: None,
                 phase: Phase::Active,
                 sent: None,
                 acknowledged: None,
                 acknowledged_at: now,
+                end,
                 progress: Progress {
                     watermark: committed,
                     since: now,
                     reported: false,
                 },
+                ages: Ages::default(),
                 told_to: trail.attempts.last().map_or(Offset::ZERO, |(last, _)| last.next()),
                 attempts: trail.attempts.into_iter().collect(),
                 suspicion,
@@ -396,6 +401,8 @@ impl<S: Source> Dispatcher<S> {
     }
 
     pub(super) fn finish(&mut self) {
+        // Before their client.
+        self.records = Records::default();
         self.source.close();
         for tail in &self.workers {
             tail.link.inbox.put(ToWorker::Stop);

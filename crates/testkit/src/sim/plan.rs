@@ -80,7 +80,9 @@ impl Plan {
         Rules {
             attempts_max: worker.retry.attempts_max,
             in_flight_max: worker.in_flight_max * self.config.workers,
-            unsettled_max: limits.unsettled_records_max + self.batch_max,
+            // A batch may pass the limit and wait for room; if its partition leaves meanwhile it is not wanted any more, and
+            // another is read while the first counts as delivered.
+            unsettled_max: limits.unsettled_records_max + 2 * self.batch_max,
             partition_unsettled_max: limits.partition_records_max + self.batch_max,
             drain_max: self.config.dispatcher.drain_timeout + DRAIN_SLACK,
             lease: true,
