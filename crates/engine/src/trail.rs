@@ -14,10 +14,14 @@
 //!
 //! A period that ends well neither counts nor acquits: only a suspect that is settled is none any more.
 //!
+//! And it tells of which incarnation of its topic it speaks, if that is known: a topic that was deleted and created again
+//! has the same name and other records, and of a commit for the former neither watermark nor ack map means anything.
+//!
 //! The text is `;t1:` behind the ack map's and, in unpadded URL-safe base64, a CRC-32 (4 bytes, little-endian, over the
-//! watermark and what follows), a byte with the number of crashes and whether the period is open, the process (4 bytes,
-//! little-endian), and as LEB128 from the watermark on: up to where records were handed over, up to where the suspects lie,
-//! and for each failing record its distance from the one before it and its attempts.
+//! watermark and what follows), a byte with the number of crashes, whether the period is open and whether the incarnation is
+//! told, the process (4 bytes, little-endian), the incarnation if it is told (8 bytes, little-endian), and as LEB128 from the
+//! watermark on: up to where records were handed over, up to where the suspects lie, and for each failing record its
+//! distance from the one before it and its attempts.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -41,6 +45,9 @@ const PREFIX: &str = ";t1:";
 /// Set when the period is open, beside the number of crashes.
 const OPEN: u8 = 0x80;
 
+/// Set when the incarnation is told.
+const INCARNATION: u8 = 0x40;
+
 /// What is told of a period of ownership.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trail {
@@ -48,6 +55,8 @@ pub struct Trail {
     pub open: bool,
     /// Tells the process that owned it from others.
     pub process: u32,
+    /// Tells the topic from others that had its name before or will have it after; `None` when that is not known.
+    pub incarnation: Option<u64>,
     /// How many periods in a row have ended in a crash, up to [`CRASHES_MAX`].
     pub crashes: u8,
     /// Nothing from this offset on was with a worker yet; at or below the watermark when nothing was at all.
@@ -103,7 +112,7 @@ impl Trail {
     /// The text to put behind the ack map's; empty when there is nothing to tell, or no room to tell it. Without room for
     /// the attempts, the crashes are told alone.
     pub fn encode(&self, watermark: Offset, text_len_max: usize) -> String {
-        if !self.open && self.crashes == 0 && self.attempts.is_empty() {
+        if !self.open && self.crashes == 0 && self.attempts.is_empty() && self.incarnation.is_none() {
             return String::new();
         }
         let text = self.encode_with(&self.attempts, watermark);
@@ -120,8 +129,15 @@ impl Trail {
 
     fn encode_with(&self, attempts: &[(Offset, u32)], watermark: Offset) -> String {
         let above = |offset: Offset| offset.get().saturating_sub(watermark.get()).max(0) as u64;
-        let mut body = vec![self.crashes | if self.open { OPEN } else { 0 }];
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let told = flag(self.open, OPEN) | flag(self.incarnation.is_some(), INCARNATION);
+        let mut body = vec![self.crashes | told];
         body.extend_from_slice(&self.process.to_le_bytes());
+        body.extend(
+            self.incarnation
+                .iter()
+                .flat_map(|incarnation| incarnation.to_le_bytes()),
+        );
         push_leb128(&mut body, above(self.handed_to));
         push_leb128(&mut body, above(self.suspects_to));
         let mut before = 0;
@@ -168,12 +184,17 @@ pub fn decode(metadata: &str, watermark: Offset) -> Result<Trail, AckMapError> {
 fn decode_body(body: &[u8], watermark: Offset) -> Option<Trail> {
     let (state, body) = body.split_first()?;
     let (process, mut body) = body.split_first_chunk()?;
+    let mut incarnation = None;
+    if state & INCARNATION != 0 {
+        let (told, rest) = body.split_first_chunk()?;
+        (incarnation, body) = (Some(u64::from_le_bytes(*told)), rest);
+    }
     let at = |from: Offset, distance: u64| {
         let offset = from.get().checked_add(i64::try_from(distance).ok()?)?;
         // The offset after it is one too.
         (offset < i64::MAX).then(|| Offset::new(offset))
     };
-    let crashes = state & !OPEN;
+    let crashes = state & !(OPEN | INCARNATION);
     let handed_to = at(watermark, take_leb128(&mut body)?)?;
     let suspects_to = at(watermark, take_leb128(&mut body)?)?;
     let (mut attempts, mut last) = (Vec::new(), watermark);
@@ -184,6 +205,7 @@ fn decode_body(body: &[u8], watermark: Offset) -> Option<Trail> {
     (crashes <= CRASHES_MAX).then_some(Trail {
         open: state & OPEN != 0,
         process: u32::from_le_bytes(*process),
+        incarnation,
         crashes,
         handed_to,
         suspects_to,
@@ -219,6 +241,7 @@ mod tests {
         Trail {
             open: true,
             process: BEFORE,
+            incarnation: None,
             crashes,
             handed_to: at(handed_to),
             suspects_to: at(suspects_to),
@@ -288,6 +311,17 @@ mod tests {
     }
 
     #[test]
+    fn a_topic_is_told_from_its_namesakes_also_when_there_is_nothing_else_to_tell() {
+        let told = Trail {
+            incarnation: Some(7),
+            ..Trail::default()
+        };
+        assert_eq!(decode(&told.encode(MARK, 4096), MARK), Ok(told.clone()));
+        assert_eq!(told.suspicion(NEXT, MARK, None), Suspicion::None);
+        assert_eq!(told.encode(MARK, 10), "", "without room it is not known");
+    }
+
+    #[test]
     fn a_text_without_a_trail_tells_nothing() {
         let map = ack_map::encode(MARK, [(at(3), at(9))], 4096).text;
         assert_eq!(decode(&map, MARK), Ok(Trail::default()));
@@ -298,26 +332,29 @@ mod tests {
     fn any_trail() -> impl Strategy<Value = (Offset, Trail)> {
         let attempts = proptest::collection::btree_map(0i64..1 << 40, 1u32.., 0..=ATTEMPTS_TOLD_MAX);
         let told = (
-            any::<(bool, u32)>(),
+            any::<(bool, u32, Option<u64>)>(),
             0..=CRASHES_MAX,
             0i64..1 << 40,
             0i64..1 << 40,
             attempts,
         );
-        (0i64..1 << 50, told).prop_map(|(mark, ((open, process), crashes, handed, suspects, attempts))| {
-            let trail = Trail {
-                open,
-                process,
-                crashes,
-                handed_to: at(mark + handed),
-                suspects_to: at(mark + suspects),
-                attempts: attempts
-                    .into_iter()
-                    .map(|(offset, made)| (at(mark + offset), made))
-                    .collect(),
-            };
-            (at(mark), trail)
-        })
+        (0i64..1 << 50, told).prop_map(
+            |(mark, ((open, process, incarnation), crashes, handed, suspects, attempts))| {
+                let trail = Trail {
+                    open,
+                    process,
+                    incarnation,
+                    crashes,
+                    handed_to: at(mark + handed),
+                    suspects_to: at(mark + suspects),
+                    attempts: attempts
+                        .into_iter()
+                        .map(|(offset, made)| (at(mark + offset), made))
+                        .collect(),
+                };
+                (at(mark), trail)
+            },
+        )
     }
 
     proptest! {

@@ -169,7 +169,7 @@ fn list(commits: &[(PartitionId, Commit)]) -> TopicPartitionList {
 }
 
 /// Whether the same member, with the same commit, may succeed later.
-fn is_retriable(code: RDKafkaErrorCode) -> bool {
+pub(crate) fn is_retriable(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
         code,

@@ -13,6 +13,7 @@
 //! - [`client`]: the member of the group: its assignment, its commits.
 //! - [`event`]: what it says.
 //! - [`admin`]: questions about any group, and commits for one without members, which rust-rdkafka does not wrap either.
+//! - [`topics`]: and about topics.
 #![allow(unsafe_code)]
 
 pub(crate) mod admin;
@@ -20,3 +21,4 @@ pub(crate) mod client;
 pub(crate) mod event;
 pub(crate) mod message;
 pub(crate) mod queue;
+pub(crate) mod topics;

@@ -1,5 +1,6 @@
 //! What becomes of a partition whose next offset is not in its log: it was deleted before it was read, or the log was
-//! truncated, or its topic deleted and created anew.
+//! truncated, or its topic deleted and created anew. The last is noticed also when the new log has grown beyond that offset:
+//! the record there is another.
 
 use std::collections::HashMap;
 
@@ -51,6 +52,8 @@ pub(crate) struct Missing {
     pub(crate) partition: PartitionId,
     /// What was to be read next, as far as the client tells.
     pub(crate) wanted: Option<Offset>,
+    /// Whether it is known to be of another log: that of a topic that had the name before.
+    pub(crate) of_former_topic: bool,
 }
 
 /// What a policy says of one.
@@ -67,7 +70,7 @@ pub(crate) enum Verdict {
 impl Missing {
     /// Whether the log is not the one that was read: its records were not deleted from the front, but from the end.
     pub(crate) fn is_cut_short(&self, (begin, _): Extent) -> bool {
-        self.wanted.is_none_or(|wanted| wanted >= begin)
+        self.of_former_topic || self.wanted.is_none_or(|wanted| wanted >= begin)
     }
 
     pub(crate) fn verdict(&self, policy: OutOfRange, extent: Extent) -> Verdict {
@@ -85,16 +88,16 @@ impl Missing {
 
     /// What to report when it stops the partition.
     pub(crate) fn stopped(self, extent: Option<Extent>) -> SourceTrouble {
-        let wanted = self.wanted();
+        let what = self.what_is_missing();
         let text = match extent {
             Some((begin, end)) => format!(
-                "{wanted} is not in the log, which now begins at {begin} and ends at {end}{}; stop the group and move it \
-                 with `seriatim group seek GROUP --topic {} --to start`, or `--to end`, knowing that what lies between is \
-                 not processed, or say by the policy for offsets out of range where to go on",
+                "{what}, which now begins at {begin} and ends at {end}{}; stop the group and move it with `seriatim group \
+                 seek GROUP --topic {} --to start`, or `--to end`, knowing that what lies between is not processed, or say \
+                 by the policy for offsets out of range where to go on",
                 self.cause((begin, end)),
                 topic_and_number(&self.partition),
             ),
-            None => format!("{wanted} is not in the log; where that begins and ends is not known yet"),
+            None => format!("{what}; where that begins and ends is not known yet"),
         };
         SourceTrouble::OutOfRange(self.partition, text)
     }
@@ -102,7 +105,7 @@ impl Missing {
     /// What to report when the partition goes on at `place`.
     pub(crate) fn moved(self, extent: Extent, place: Offset) -> SourceTrouble {
         let (begin, end) = extent;
-        let wanted = self.wanted();
+        let what = self.what_is_missing();
         let cause = self.cause(extent);
         let what_follows = match self.wanted {
             _ if self.is_cut_short(extent) && place > begin => {
@@ -118,20 +121,27 @@ impl Missing {
             None => unreachable!("it is cut short"),
         };
         let text = format!(
-            "{wanted} is not in the log, which now begins at {begin} and ends at {end}{cause}; it goes on at {place}: \
-             {what_follows}"
+            "{what}, which now begins at {begin} and ends at {end}{cause}; it goes on at {place}: {what_follows}"
         );
         SourceTrouble::Moved(self.partition, text)
     }
 
-    fn wanted(&self) -> String {
-        self.wanted.map_or("the next offset".to_owned(), |wanted| {
+    fn what_is_missing(&self) -> String {
+        let wanted = self.wanted.map_or("the next offset".to_owned(), |wanted| {
             format!("the next offset, {wanted},")
-        })
+        });
+        match self.of_former_topic {
+            true => format!(
+                "topic {} was deleted and created anew, and {wanted} is of the former log, as is all that was settled: \
+                 nothing of it counts for the new log",
+                self.partition.topic()
+            ),
+            false => format!("{wanted} is not in the log"),
+        }
     }
 
     fn cause(&self, extent: Extent) -> &'static str {
-        if self.is_cut_short(extent) {
+        if self.is_cut_short(extent) && !self.of_former_topic {
             " (it was truncated, or its topic deleted and created anew)"
         } else {
             ""
@@ -155,6 +165,7 @@ mod tests {
         Missing {
             partition: PartitionId::new("orders", 3),
             wanted: wanted.into().map(Offset::new),
+            of_former_topic: false,
         }
     }
 
@@ -188,6 +199,42 @@ mod tests {
             assert_eq!(verdict(OutOfRange::Earliest), Verdict::Restart(Offset::new(10)));
             assert_eq!(verdict(OutOfRange::Latest), Verdict::Restart(Offset::new(end)));
         }
+    }
+
+    #[test]
+    fn a_log_of_another_topic_is_begun_anew_however_long_it_is() {
+        let former = Missing {
+            of_former_topic: true,
+            ..missing(100)
+        };
+        let grown = extent(200, 5_000);
+        assert_eq!(
+            former.verdict(OutOfRange::Earliest, grown),
+            Verdict::Restart(Offset::new(200))
+        );
+        assert_eq!(
+            former.verdict(OutOfRange::Latest, grown),
+            Verdict::Restart(Offset::new(5_000))
+        );
+        let told = former.clone().stopped(Some(grown)).to_string();
+        assert!(
+            told.starts_with(
+                "orders[3] stands still: topic orders was deleted and created anew, and the next offset, 100, is of the \
+                 former log"
+            ),
+            "{told}"
+        );
+        assert!(
+            told.contains("begins at 200 and ends at 5000; stop the group"),
+            "{told}"
+        );
+        let told = former.clone().moved(grown, Offset::new(200)).to_string();
+        assert!(
+            told.ends_with("it goes on at 200: all that it has is processed, perhaps again"),
+            "{told}"
+        );
+        let told = former.moved(grown, Offset::new(5_000)).to_string();
+        assert!(told.ends_with("what it has from 200 to 4999 is passed over"), "{told}");
     }
 
     #[test]

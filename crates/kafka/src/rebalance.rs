@@ -146,6 +146,11 @@ impl Holdings {
         Some(partition)
     }
 
+    /// Nothing of an offered partition is to be read: it stands still until the group takes it back.
+    pub(crate) fn withhold(&mut self, partition: &PartitionId) {
+        self.grants.remove(partition);
+    }
+
     /// The client consumes `partition` no more, though the group has not asked for it: until [`resume`](Self::resume), or
     /// until it is [offered anew](Self::offer_anew) and started.
     pub(crate) fn interrupt(&mut self, partition: &PartitionId) {
@@ -234,6 +239,7 @@ mod tests {
             committed: None,
             metadata: String::new(),
             end: None,
+            incarnation: None,
         };
         partitions.into_iter().map(granted).collect()
     }
@@ -394,6 +400,20 @@ mod tests {
 
         member.holdings.lose(orders(&[0]));
         assert!(!member.holdings.resume(start(epochs[0])), "lost meanwhile");
+    }
+
+    #[test]
+    fn a_partition_that_is_withheld_keeps_nothing_waiting() {
+        for protocol in [Protocol::Cooperative, Protocol::Eager] {
+            let mut member = Member::granted(&[0, 1]);
+            let started = member.start(0).unwrap();
+            member.holdings.withhold(&orders(&[1])[0]);
+            assert_eq!(member.started(protocol), orders(&[0]));
+            assert!(member.start(1).is_err(), "nothing of it is to be read");
+            assert_eq!(member.holdings.revoke(orders(&[0, 1])), [started]);
+            member.holdings.relinquish(started);
+            assert_eq!(member.holdings.take_answer(), Some(orders(&[0])));
+        }
     }
 
     #[test]

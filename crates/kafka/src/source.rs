@@ -14,6 +14,7 @@ use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdkafka::config::ClientConfig;
 use rdkafka::topic_partition_list::Offset as Place;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
@@ -25,7 +26,7 @@ use seriatim_runtime::ports::{
 };
 
 use self::aide::Aide;
-use self::group::Questions;
+use self::group::{Questions, TOPICS_INTERVAL_DEFAULT};
 use crate::commit::{self, Answer, Commits};
 use crate::config::{ConfigError, Properties, brokers_of, client_refused, consumer_config};
 use crate::delivery::Deliveries;
@@ -49,6 +50,9 @@ const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// the group waits for its other members, our farewell waits behind our own request to join. Who goes without it is missed
 /// only after the session timeout, and holds up everybody's next rebalance, and the commits that wait behind it, until then.
 const LEAVE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// A client may be told to ask for its topics in each millisecond. We need not.
+const TOPICS_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// How long the client may take to stop its threads, which it does in milliseconds.
 const RETIRE_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -103,12 +107,16 @@ pub enum ConnectError {
 pub struct KafkaSource {
     /// `None` when closed.
     client: Option<ClientParts>,
+    topics: Vec<String>,
+    topics_interval: Duration,
     start_at: StartAt,
     policy: OutOfRangePolicy,
     protocol: Protocol,
     holdings: Holdings,
     /// Where partitions begin instead of at what was committed, from the decision to their start.
     jumps: HashMap<PartitionId, Offset>,
+    /// Of which incarnation of their topic the partitions are taken for that were offered last, where that is known.
+    incarnations: HashMap<PartitionId, u64>,
     deliveries: Deliveries<KafkaMessage>,
     commits: Commits,
     standing: Standing,
@@ -158,11 +166,14 @@ impl KafkaSource {
         }
         let source = Self {
             client: Some(ClientParts { flow, consumer, aide }),
+            topics,
+            topics_interval: topics_interval(&config),
             start_at,
             policy: out_of_range,
             protocol: Protocol::Cooperative,
             holdings: Holdings::default(),
             jumps: HashMap::new(),
+            incarnations: HashMap::new(),
             deliveries: Deliveries::default(),
             commits: Commits::default(),
             standing: Standing::new(&config),
@@ -286,6 +297,16 @@ impl KafkaSource {
             }
         }
     }
+}
+
+/// How often it is asked which topics there are: as often as the client asks for itself.
+fn topics_interval(config: &ClientConfig) -> Duration {
+    let set = config.get("topic.metadata.refresh.interval.ms");
+    let millis = set.and_then(|millis| millis.parse().ok());
+    // Its own -1 is for never.
+    millis.map_or(TOPICS_INTERVAL_DEFAULT, |millis: u64| {
+        Duration::from_millis(millis).max(TOPICS_INTERVAL_MIN)
+    })
 }
 
 impl StartAt {

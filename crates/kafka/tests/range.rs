@@ -3,15 +3,18 @@
 
 mod member;
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use member::{Member, WAIT, brokers, for_a_while, named, produce, until};
+use member::{Member, SOON, WAIT, brokers, for_a_while, named, produce, until};
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::topic_partition_list::{Offset as Place, TopicPartitionList};
 use seriatim_engine::ack_map;
-use seriatim_engine::record::Offset;
+use seriatim_engine::record::{Offset, PartitionId};
+use seriatim_engine::trail::Trail;
 use seriatim_kafka::config::Properties;
 use seriatim_kafka::groups::Groups;
 use seriatim_kafka::range::OutOfRange;
@@ -71,6 +74,51 @@ fn committed(test: &str, watermark: i64, metadata: &str) -> (String, String) {
 
 fn join(topic: &str, group: &str, policy: OutOfRange) -> Member {
     Member::join_with(brokers(), topic, group, &[], policy)
+}
+
+/// What the dispatcher says of a partition that it gives back at this watermark: the offset after it is settled.
+fn told(watermark: i64, incarnation: Option<u64>) -> String {
+    let mark = Offset::new(watermark);
+    let settled = ack_map::encode(mark, [(mark.next(), mark.next())], 4096);
+    let trail = Trail {
+        incarnation,
+        ..Trail::default()
+    };
+    settled.text + &trail.encode(mark, 4096)
+}
+
+/// A group that has committed 7 for a topic that was then deleted, and created anew with twenty records.
+fn committed_for_a_former_topic(test: &str) -> (String, String) {
+    let (topic, group) = committed(test, 7, "");
+    let mut member = join(&topic, &group, OutOfRange::Stop);
+    until([&mut member], "the offer", |[member]| member.offered.len() == 1);
+    let metadata = told(7, member.offered[0].incarnation);
+    assert!(metadata.contains(";t1:"), "this broker has topic ids");
+    member.source.close();
+    Admin::new().recreate(&topic, 1, 20);
+    // The deletion has taken the group's commit along. Here comes one more, of somebody who had not heard of it.
+    let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
+    let deadline = Instant::now() + SOON;
+    while !groups.commits(&group).unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "the commit outlives its topic");
+        thread::sleep(Duration::from_millis(20));
+    }
+    commit_from_outside(&topic, &group, 7, &metadata);
+    assert_eq!(groups.commits(&group).unwrap()[0].metadata, metadata);
+    (topic, group)
+}
+
+fn commit_from_outside(topic: &str, group: &str, watermark: i64, metadata: &str) {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", brokers())
+        .set("group.id", group)
+        .create()
+        .unwrap();
+    let mut places = TopicPartitionList::new();
+    let mut place = places.add_partition(topic, 0);
+    place.set_offset(Place::Offset(watermark)).unwrap();
+    place.set_metadata(metadata);
+    consumer.commit(&places, rdkafka::consumer::CommitMode::Sync).unwrap();
 }
 
 /// Starts what was offered, as if this had been committed.
@@ -247,7 +295,7 @@ fn a_topic_that_is_created_anew_while_it_is_read_is_begun_anew() {
         (&[(0, 0)][..], &[old.epoch][..])
     );
     assert!(
-        moved(&member).contains("its topic deleted and created anew"),
+        moved(&member).contains("was deleted and created anew"),
         "{}",
         moved(&member)
     );
@@ -269,8 +317,92 @@ fn a_topic_that_is_created_anew_stops_its_partition_and_takes_no_commit_of_the_o
     until([&mut member], "the loss", |[member]| member.lost == [old.epoch]);
     let told = member.troubles[0].to_string();
     assert!(told.starts_with(&format!("{topic}[0] stands still: ")), "{told}");
-    assert!(told.contains("its topic deleted and created anew"), "{told}");
+    assert!(told.contains("was deleted and created anew"), "{told}");
     assert!(member.source.commit(&[old], WAIT).is_err(), "it is of the old topic");
     let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
     assert_eq!(groups.commits(&group).unwrap(), []);
+}
+
+#[test]
+fn a_commit_for_a_former_topic_is_not_believed_though_the_new_one_has_the_offset() {
+    for (policy, at) in [(OutOfRange::Earliest, 0), (OutOfRange::Latest, 20)] {
+        let (topic, group) = committed_for_a_former_topic("former");
+        let mut member = join(&topic, &group, policy);
+        until([&mut member], "the skip", |[member]| !member.skipped.is_empty());
+        assert_eq!(member.skipped, [(0, at)]);
+        let offered = &member.offered[0];
+        assert_eq!((offered.committed, offered.metadata.as_str()), (None, ""));
+        produce(&topic, [0], 2);
+        until([&mut member], "the records", |[member]| {
+            member.seen.get(&0).is_some_and(|seen| seen.ends_with(&[20, 21]))
+        });
+        assert_eq!(member.seen[&0], (at..22).collect::<Vec<_>>(), "nothing is skipped");
+        assert!(
+            moved(&member).contains("was deleted and created anew, and the next offset, 7, is of the former log"),
+            "{}",
+            moved(&member)
+        );
+        // And what is committed now is of the new one.
+        let metadata = told(22, member.offered[0].incarnation);
+        let commit = member.commit_of(0, &metadata);
+        member.source.commit(&[commit], WAIT).unwrap();
+        member.source.close();
+        let mut next = join(&topic, &group, policy);
+        until([&mut next], "the offer", |[next]| next.offered.len() == 1);
+        assert_eq!(next.offered[0].committed, Some(Offset::new(22)));
+        assert_eq!(
+            (next.offered[0].metadata.as_str(), next.troubles.len()),
+            (&metadata[..], 0)
+        );
+    }
+}
+
+#[test]
+fn a_commit_for_a_former_topic_stops_the_partition_unless_it_is_said() {
+    let (topic, group) = committed_for_a_former_topic("former-stopped");
+    let mut member = join(&topic, &group, OutOfRange::Stop);
+    until([&mut member], "the trouble", |[member]| !member.troubles.is_empty());
+    let told = member.troubles[0].to_string();
+    assert!(told.starts_with(&format!("{topic}[0] stands still: ")), "{told}");
+    assert!(
+        told.contains("was deleted and created anew") && told.contains("begins at 0 and ends at 20; stop the group"),
+        "{told}"
+    );
+    for_a_while(&mut member, Duration::from_secs(1));
+    assert_eq!((member.offered.len(), member.seen()), (0, 0));
+    member.source.close();
+
+    // As the message says. A commit by hand is of no incarnation, and is believed.
+    let groups = Groups::connect(brokers(), &Properties::default()).unwrap();
+    let start = (PartitionId::new(topic.as_str(), 0), Offset::ZERO);
+    assert_eq!(groups.seek(&group, &[start]).unwrap(), []);
+    let mut next = join(&topic, &group, OutOfRange::Stop);
+    until([&mut next], "all records", |[next]| next.seen() == 20);
+}
+
+/// How often a member asks which topics there are.
+const ASKS_EACH_SECOND: &str = "topic.metadata.refresh.interval.ms=1000";
+
+#[test]
+fn a_topic_that_is_created_anew_and_grows_past_what_was_read_is_begun_anew() {
+    let (topic, group) = named("outgrown", 1);
+    produce(&topic, [0], 10);
+    let mut member = Member::join_with(brokers(), &topic, &group, &[ASKS_EACH_SECOND], OutOfRange::Earliest);
+    until([&mut member], "10 records", |[member]| member.seen() == 10);
+    let old = member.commit_of(0, "");
+
+    Admin::new().recreate(&topic, 1, 20);
+    until([&mut member], "the new topic's records", |[member]| {
+        !member.skipped.is_empty() && member.seen[&0].len() == 20
+    });
+    assert_eq!(member.seen[&0], (0..20).collect::<Vec<_>>());
+    assert!(member.lost.contains(&old.epoch), "{:?}", member.lost);
+    assert!(member.source.commit(&[old], WAIT).is_err(), "it is of the old topic");
+    let [.., SourceTrouble::Moved(_, text)] = &member.troubles[..] else {
+        panic!("{:?}", member.troubles)
+    };
+    assert!(text.contains("deleted and created anew"), "{text}");
+    let first = member.offered[0].incarnation;
+    let now = member.offered.last().unwrap().incarnation;
+    assert!(first.is_some() && now.is_some() && first != now, "{first:?}, {now:?}");
 }

@@ -11,11 +11,12 @@ use std::fmt;
 use std::future::Future;
 use std::time::{Duration, Instant, SystemTime};
 
-use seriatim_engine::ack_map::AckMapError;
+use seriatim_engine::ack_map::{self, AckMapError};
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
 use seriatim_engine::order::Violation;
 use seriatim_engine::record::{Offset, PartitionId, RecordId};
+use seriatim_engine::trail;
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -133,8 +134,30 @@ pub struct Granted {
     pub committed: Option<Offset>,
     /// The metadata that was committed beside the offset; empty when there is none.
     pub metadata: String,
-    /// The offset after the log's last record. Needed only beside metadata, which is not believed without it.
+    /// The offset after the log's last record. Of the metadata, what speaks of offsets is not believed without it.
     pub end: Option<Offset>,
+    /// Tells the topic from others that had its name before or will have it after; `None` when the source cannot tell. A
+    /// source offers no commit that was made for another.
+    pub incarnation: Option<u64>,
+}
+
+impl Granted {
+    /// Whether the commit was made for a topic of this name that exists no more: then neither the offset nor anything beside
+    /// it says anything about this one. Where either is not known, it is taken for the same.
+    pub fn is_of_former_topic(&self) -> bool {
+        let told = self
+            .committed
+            .and_then(|committed| trail::decode(&self.metadata, committed).ok())
+            .and_then(|trail| trail.incarnation);
+        told.zip(self.incarnation).is_some_and(|(told, is)| told != is)
+    }
+
+    /// Whether what stands beside the commit speaks of offsets, for which it takes the log's [end](Self::end).
+    pub fn needs_end(&self) -> bool {
+        let Some(committed) = self.committed else { return false };
+        let settles = ack_map::decode(&self.metadata, committed, None) != Ok(Vec::new());
+        settles || trail::decode(&self.metadata, committed).is_ok_and(|trail| trail.open || trail.crashes > 0)
+    }
 }
 
 /// The order to begin delivering a granted partition.

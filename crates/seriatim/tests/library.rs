@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use seriatim::engine::budget::Flow;
+use seriatim::engine::record::PartitionId;
 use seriatim::prelude::*;
 use seriatim::runtime::ports::{Event, Observer};
 use seriatim::{BuildError, Error};
@@ -238,6 +239,54 @@ async fn a_drain_has_a_deadline() {
     running.shutdown().await.unwrap();
     assert!(began.elapsed() >= Duration::from_millis(50));
     assert_eq!(log.backlog("test", "chat"), 1);
+}
+
+#[tokio::test]
+async fn what_was_committed_for_a_former_topic_says_nothing_about_its_namesake() {
+    let log = Log::new();
+    log.topic("chat", 1);
+    append(&log, &["a0", "b1", "b2"]);
+    let waits = |record: Record, _: Context| async move {
+        if record.offset() == 0 {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    };
+    let running = consumer(&log)
+        .drain_timeout(Duration::from_millis(50))
+        .start(waits)
+        .await
+        .unwrap();
+    while running.stats().settled < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    running.shutdown().await.unwrap();
+    let partition = PartitionId::new("chat", 0);
+    let metadata = log.metadata("test", &partition).unwrap();
+    assert!(
+        metadata.starts_with("s1:"),
+        "b1 and b2 are settled above a0: {metadata}"
+    );
+
+    log.recreate("chat", 1);
+    append(&log, &["c0", "d1", "e2", "f3"]);
+    let diary = Diary::default();
+    let handler = {
+        let diary = diary.clone();
+        move |record: Record, _cx: Context| {
+            diary.note(text(&record));
+            async { Ok(()) }
+        }
+    };
+    let running = consumer(&log).start(handler).await.unwrap();
+    finish(running, &log).await;
+    let mut handled = diary.entries();
+    handled.sort();
+    assert_eq!(
+        handled,
+        ["c0", "d1", "e2", "f3"],
+        "the former topic's ack map names 1 and 2"
+    );
 }
 
 #[tokio::test]

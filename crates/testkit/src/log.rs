@@ -128,6 +128,23 @@ impl Log {
         self.shared.note_change();
     }
 
+    /// Deletes a topic and creates it anew, empty. What groups have committed for the former one is left, as by a member that
+    /// commits once more after the deletion.
+    ///
+    /// # Panics
+    /// When there is no such topic, or somebody reads it.
+    pub fn recreate(&self, topic: &str, partitions: i32) {
+        let mut state = self.lock();
+        let mut members = state.groups.values().flat_map(|group| group.members.values());
+        let is_read = members.any(|member| member.held.keys().any(|held| held.topic() == topic));
+        assert!(!is_read, "topic {topic} is read: close its members first");
+        let former = std::mem::take(state.existing(topic));
+        let anew = state.existing(topic);
+        anew.incarnation = former.incarnation + 1;
+        anew.grow(topic, partitions);
+        self.shared.note_change();
+    }
+
     /// Appends a record. Its key decides the partition, as Java's producer does it.
     ///
     /// # Panics

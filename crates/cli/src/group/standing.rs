@@ -30,7 +30,10 @@ impl Standing {
     pub(super) fn of(commit: &GroupCommit, log: Option<Range<i64>>) -> Self {
         let beside = match &log {
             _ if commit.metadata.is_empty() => Beside::Nothing,
-            None => Beside::Unjudged,
+            None => match ack_map::decode(&commit.metadata, commit.offset, None) {
+                Ok(nothing) => Beside::AckMap(nothing),
+                Err(_) => Beside::Unjudged,
+            },
             Some(log) => match ack_map::decode(&commit.metadata, commit.offset, Some(Offset::new(log.end))) {
                 Ok(settled) => Beside::AckMap(settled),
                 Err(error) => Beside::Ignored(error),
@@ -46,8 +49,9 @@ impl Standing {
 
     /// The name of what was committed beside the watermark.
     pub(super) fn metadata(&self) -> &'static str {
-        match self.beside {
+        match &self.beside {
             Beside::Nothing => "none",
+            Beside::AckMap(settled) if settled.is_empty() => "none",
             Beside::AckMap(_) => "ack_map",
             Beside::Ignored(AckMapError::Foreign) => "foreign",
             Beside::Ignored(AckMapError::Corrupt) => "damaged",
@@ -147,6 +151,8 @@ impl Standing {
 
 #[cfg(test)]
 mod tests {
+    use seriatim_engine::trail::Trail;
+
     use super::*;
 
     /// Where a group stands that has committed `watermark`, with these ranges settled above it.
@@ -174,6 +180,19 @@ mod tests {
         assert!(standing.is_settled(14) && !standing.is_settled(15));
         assert_eq!(standing.settled_in(13..25), 3);
         assert!(standing.notes("g").is_empty());
+    }
+
+    #[test]
+    fn a_commit_that_tells_only_of_its_topic_has_no_ack_map() {
+        let trail = Trail {
+            incarnation: Some(7),
+            ..Trail::default()
+        };
+        let commit = commit(10, &trail.encode(Offset::new(10), 4096));
+        for log in [Some(0..30), None] {
+            let standing = Standing::of(&commit, log);
+            assert_eq!((standing.metadata(), standing.settled_above()), ("none", Some(0)));
+        }
     }
 
     #[test]

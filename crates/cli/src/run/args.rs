@@ -42,8 +42,8 @@ pub(crate) struct Args {
     offset: Begin,
 
     /// What becomes of a partition whose next offset is not in its log (deleted before it was read, or the log was
-    /// truncated): `stop`, or go on at the `earliest` record or after the `latest`; `TOPIC=POLICY` for one topic, and
-    /// again for more [default: stop]
+    /// truncated, or its topic deleted and created anew): `stop`, or go on at the `earliest` record or after the `latest`;
+    /// `TOPIC=POLICY` for one topic, and again for more [default: stop]
     #[arg(long, value_name = "[TOPIC=]POLICY")]
     out_of_range: Vec<RangeRule>,
 

@@ -179,7 +179,7 @@ impl<C: ClientContext> Admin<'_, C> {
     }
 
     /// Sends a request and waits for its answer, an event of this type.
-    fn ask(
+    pub(super) fn ask(
         &self,
         event_type: i32,
         send: impl FnOnce(*mut sys::rd_kafka_t, *mut sys::rd_kafka_AdminOptions_t, *mut sys::rd_kafka_queue_t),
@@ -312,7 +312,7 @@ unsafe fn elements_of(groups: &[*const sys::rd_kafka_group_result_t]) -> Result<
 ///
 /// # Safety
 /// `get` returns null, or as many valid pointers as it tells, alive for as long as the result is used.
-unsafe fn array<'a, T>(get: impl FnOnce(*mut usize) -> *mut *const T) -> &'a [*const T] {
+pub(super) unsafe fn array<'a, T>(get: impl FnOnce(*mut usize) -> *mut *const T) -> &'a [*const T] {
     let mut len = 0;
     match NonNull::new(get(&mut len)) {
         // SAFETY: the caller's promise.
@@ -325,7 +325,7 @@ unsafe fn array<'a, T>(get: impl FnOnce(*mut usize) -> *mut *const T) -> &'a [*c
 ///
 /// # Safety
 /// `error` is null or alive.
-unsafe fn notice_of(error: *const sys::rd_kafka_error_t) -> Option<Notice> {
+pub(super) unsafe fn notice_of(error: *const sys::rd_kafka_error_t) -> Option<Notice> {
     // The binding's result is an enumeration, which must not hold a newer broker's code: see `code_of`.
     unsafe extern "C" {
         fn rd_kafka_error_code(error: *const sys::rd_kafka_error_t) -> c_int;
@@ -340,6 +340,6 @@ unsafe fn notice_of(error: *const sys::rd_kafka_error_t) -> Option<Notice> {
     }
 }
 
-fn c_text(text: &str) -> Result<CString, Notice> {
+pub(super) fn c_text(text: &str) -> Result<CString, Notice> {
     CString::new(text).map_err(|_| Notice::of_code(RDKafkaErrorCode::InvalidArgument, None))
 }

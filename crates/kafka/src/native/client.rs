@@ -14,9 +14,11 @@ use rdkafka_sys as sys;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::ports::Granted;
 
+use super::admin::Admin;
 use super::event::{ClientEvent, Element, Event, Notice, place, text_of};
 use super::message::{Remaining, lease};
 use super::queue::{Bell, FlowQueue, Queue, millis};
+use super::topics::TopicFacts;
 
 /// librdkafka's consumer: everything but the records, which the [`FlowQueue`] reads.
 ///
@@ -206,10 +208,18 @@ impl Consumer {
                     metadata: element.metadata(),
                     partition: element.partition(),
                     end: None,
+                    incarnation: None,
                 }),
                 Err(code) => Err(Notice::of_code(code, Some(element.partition()))),
             })
             .collect()
+    }
+
+    /// What there is to know about topics, which are not the same twice; nothing about one that there is not. Blocks up to
+    /// `timeout` a step.
+    pub(crate) fn topics(&self, names: &[String], timeout: Duration) -> Result<Vec<TopicFacts>, Notice> {
+        let client = &self.client;
+        Admin { client, timeout }.topics(names)
     }
 
     /// Sends a commit of `offsets`; the answer comes as an event with this `token`.

@@ -14,8 +14,10 @@ use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::ports::Granted;
 
 use super::range::Search;
+use crate::commit::is_retriable;
 use crate::native::client::Consumer;
 use crate::native::event::Notice;
+use crate::native::topics::TopicFacts;
 use crate::range::{Extent, OutOfRange, OutOfRangePolicy};
 use crate::rebalance::Ticket;
 
@@ -32,8 +34,10 @@ pub(super) enum Errand {
     Committed(Ticket, Vec<PartitionId>),
     /// Where do these logs end?
     Ends(Vec<(AssignmentEpoch, PartitionId)>),
-    /// Where does the log begin and end, in which an offset was not found?
+    /// Where does the log begin and end, in which an offset was not found, and whose is it?
     Extent(Search),
+    /// Which topics are these by now?
+    Topics(Vec<String>),
 }
 
 /// What was found out.
@@ -41,7 +45,10 @@ pub(super) enum Finding {
     /// With the extents of those logs that had to be asked for, and could.
     Committed(Ticket, Result<Vec<(Granted, Option<Extent>)>, Notice>),
     Ends(Vec<(AssignmentEpoch, Offset)>),
-    Extent(Search, Option<Extent>),
+    /// With the topic's incarnation, as far as that is known.
+    Extent(Search, Option<Extent>, Option<u64>),
+    /// Nothing, when nobody has answered.
+    Topics(Vec<TopicFacts>),
 }
 
 /// The thread's end at the source.
@@ -104,13 +111,18 @@ fn run(
         let finding = match errand {
             Errand::Committed(ticket, partitions) => {
                 let granted = consumer.committed(&partitions, ANSWER_TIMEOUT);
+                let granted = granted.and_then(|granted| with_incarnations(consumer, granted));
                 Finding::Committed(ticket, granted.map(|granted| with_extents(consumer, policy, granted)))
             }
             Errand::Ends(partitions) => Finding::Ends(ends_of(consumer, partitions)),
             Errand::Extent(search) => {
-                let extent = consumer.ask_extent(&search.missing.partition, ANSWER_TIMEOUT);
-                Finding::Extent(search, extent)
+                let partition = &search.missing.partition;
+                let topics = consumer.topics(&[partition.topic().to_owned()], ANSWER_TIMEOUT);
+                let incarnation = topics.ok().and_then(|topics| topics.first()?.incarnation);
+                let extent = consumer.ask_extent(partition, ANSWER_TIMEOUT);
+                Finding::Extent(search, extent, incarnation)
             }
+            Errand::Topics(names) => Finding::Topics(consumer.topics(&names, ANSWER_TIMEOUT).unwrap_or_default()),
         };
         if found.send(finding).is_err() {
             return;
@@ -119,8 +131,29 @@ fn run(
     }
 }
 
-/// Metadata beside a commit is believed only by who knows where the log ends; and to go on elsewhere than at a commit that
-/// is out of the log takes both its ends.
+/// After the commits were asked for: a topic that is created anew in between has a commit that is not believed. A cluster
+/// that cannot tell leaves it open.
+fn with_incarnations(consumer: &Consumer, mut granted: Vec<Granted>) -> Result<Vec<Granted>, Notice> {
+    let mut names: Vec<String> = granted
+        .iter()
+        .map(|granted| granted.partition.topic().to_owned())
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    let topics = match consumer.topics(&names, ANSWER_TIMEOUT) {
+        Ok(topics) => topics,
+        Err(notice) if is_retriable(notice.code) => return Err(notice),
+        Err(_) => Vec::new(),
+    };
+    for granted in &mut granted {
+        let topic = topics.iter().find(|topic| topic.name == granted.partition.topic());
+        granted.incarnation = topic.and_then(|topic| topic.incarnation);
+    }
+    Ok(granted)
+}
+
+/// What is told beside a commit of offsets is believed only by who knows where the log ends; and to go on elsewhere than at
+/// a commit that is not to be believed, or is out of the log, takes both its ends.
 fn with_extents(
     consumer: &Consumer,
     policy: &OutOfRangePolicy,
@@ -128,7 +161,7 @@ fn with_extents(
 ) -> Vec<(Granted, Option<Extent>)> {
     let with_extent = |mut granted: Granted| {
         let moves = policy.of(granted.partition.topic()) != OutOfRange::Stop && granted.committed.is_some();
-        let extent = (moves || !granted.metadata.is_empty())
+        let extent = (moves || granted.needs_end() || granted.is_of_former_topic())
             .then(|| consumer.ask_extent(&granted.partition, ANSWER_TIMEOUT))
             .flatten();
         granted.end = extent.map(|(_, end)| end);

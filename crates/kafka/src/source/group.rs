@@ -1,6 +1,6 @@
 //! What the client and its aide say, and what follows from it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use seriatim_engine::record::PartitionId;
@@ -25,6 +25,10 @@ const FIRST_ENDS_AFTER: Duration = Duration::from_secs(1);
 /// A question that was not answered is asked again after this.
 pub(super) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
+/// How often it is asked which topics there are by now, unless `topic.metadata.refresh.interval.ms` says otherwise: as often
+/// as the client itself asks.
+pub(super) const TOPICS_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
+
 /// What is to be asked, and when.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
@@ -34,6 +38,8 @@ pub(super) struct Questions {
     ends_due: Option<Instant>,
     /// Whether the aide is at it.
     ends_asked: bool,
+    topics_due: Option<Instant>,
+    topics_asked: bool,
 }
 
 impl Questions {
@@ -41,7 +47,11 @@ impl Questions {
     pub(super) fn next_due(&self, now: Instant) -> Duration {
         let committed = self.committed.iter().map(|(_, due)| *due);
         let searches = self.searches.iter().map(|(_, due)| *due);
-        let next = committed.chain(searches).chain(self.ends_due).min();
+        let next = committed
+            .chain(searches)
+            .chain(self.ends_due)
+            .chain(self.topics_due)
+            .min();
         next.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
     }
 
@@ -49,6 +59,11 @@ impl Questions {
     pub(super) fn ask_ends_soon(&mut self, now: Instant) {
         let soon = now + FIRST_ENDS_AFTER;
         self.ends_due = Some(self.ends_due.map_or(soon, |due| due.min(soon)));
+    }
+
+    /// Asks a little later what is committed.
+    pub(super) fn ask_committed_later(&mut self, ticket: Ticket, now: Instant) {
+        self.committed.push((ticket, now + ASK_AGAIN_AFTER));
     }
 
     /// Searches when it is due.
@@ -119,6 +134,8 @@ impl KafkaSource {
             Protocol::Eager => consumer.assign(Some(&nothing)),
         };
         self.note_answered(answered);
+        // Perhaps because there are more partitions now, or another topic of the same name.
+        self.questions.topics_due = Some(Instant::now());
         for partition in partitions {
             self.jumps.remove(partition);
         }
@@ -221,18 +238,17 @@ impl KafkaSource {
                     .filter_map(|(granted, extent)| Some((granted.partition.clone(), (*extent)?)))
                     .collect();
                 let granted = answers.into_iter().map(|(granted, _)| granted).collect();
-                let mut offered = self.holdings.offer(ticket, granted);
-                for granted in &mut offered {
-                    self.place(granted, extents.get(&granted.partition).copied());
+                let mut offered = Vec::new();
+                for granted in self.holdings.offer(ticket, granted) {
+                    let extent = extents.get(&granted.partition).copied();
+                    offered.extend(self.place(granted, extent));
                 }
                 if !offered.is_empty() {
                     self.events.push_back(SourceEvent::Assigned(offered));
                 }
             }
             Finding::Committed(ticket, Err(notice)) => {
-                self.questions
-                    .committed
-                    .push((ticket, Instant::now() + ASK_AGAIN_AFTER));
+                self.questions.ask_committed_later(ticket, Instant::now());
                 let text = format!("what the group has committed cannot be learnt yet: {}", notice.text);
                 self.take_notice(Notice { text, ..notice });
             }
@@ -243,7 +259,15 @@ impl KafkaSource {
                     self.events.push_back(SourceEvent::Ends(ends));
                 }
             }
-            Finding::Extent(search, extent) => self.searched(search, extent),
+            Finding::Extent(search, extent, incarnation) => self.searched(search, extent, incarnation),
+            Finding::Topics(topics) => {
+                self.questions.topics_asked = false;
+                for topic in topics {
+                    if let Some(incarnation) = topic.incarnation {
+                        self.note_incarnation(&topic.name, incarnation);
+                    }
+                }
+            }
         }
     }
 
@@ -258,6 +282,28 @@ impl KafkaSource {
             self.questions.ends_due = Some(now + ENDS_INTERVAL);
             self.ask_ends();
         }
+        if self.questions.topics_due.is_some_and(|due| due <= now) {
+            self.questions.topics_due = Some(now + self.topics_interval);
+            self.ask_topics();
+        }
+    }
+
+    /// Asks about the topics that are read, and those that are to be: another member may own all of one.
+    fn ask_topics(&mut self) {
+        let Some(ClientParts { aide, .. }) = &self.client else {
+            return;
+        };
+        let owned = self.holdings.owned().map(|(_, partition)| partition.topic());
+        let named = self
+            .topics
+            .iter()
+            .map(String::as_str)
+            .filter(|topic| !topic.starts_with('^'));
+        let names: BTreeSet<&str> = owned.chain(named).collect();
+        if !self.questions.topics_asked && !names.is_empty() {
+            let names = names.into_iter().map(str::to_owned).collect();
+            self.questions.topics_asked = aide.send(Errand::Topics(names));
+        }
     }
 
     fn ask_committed(&mut self, ticket: Ticket, now: Instant) {
@@ -266,7 +312,7 @@ impl KafkaSource {
         };
         let partitions = self.holdings.asked(ticket);
         if !partitions.is_empty() && !aide.send(Errand::Committed(ticket, partitions)) {
-            self.questions.committed.push((ticket, now + ASK_AGAIN_AFTER));
+            self.questions.ask_committed_later(ticket, now);
         }
     }
 

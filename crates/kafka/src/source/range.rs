@@ -4,6 +4,9 @@
 //! still; or it goes on behind what was deleted, in the same period of ownership, since what was delivered before is still
 //! to be settled; or, when the log is not the one that was read, the period ends without a commit, since an offset of the
 //! old log means nothing in the new one, and another begins.
+//!
+//! A topic that was deleted and created anew may have an offset again that is of the former one. Its id tells: it is asked at
+//! each assignment, and now and then while it is read (`TOPICS_INTERVAL_DEFAULT`).
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +32,11 @@ impl KafkaSource {
     pub(super) fn out_of_range(&mut self, partition: PartitionId, wanted: Option<Offset>) {
         // Without a delivery it was given back: its next owner is told too.
         if let Some(epoch) = self.deliveries.epoch(&partition) {
-            let missing = Missing { partition, wanted };
+            let missing = Missing {
+                partition,
+                wanted,
+                of_former_topic: false,
+            };
             self.search(Search { epoch, missing }, Instant::now());
         }
     }
@@ -42,8 +49,30 @@ impl KafkaSource {
         }
     }
 
-    pub(super) fn searched(&mut self, search: Search, extent: Option<Extent>) {
-        let Search { epoch, missing } = search.clone();
+    /// Takes note of the topic that now has this name: partitions that are read as another's are begun anew.
+    pub(super) fn note_incarnation(&mut self, topic: &str, incarnation: u64) {
+        let is_other = |partition: &PartitionId| {
+            let known = self.incarnations.get(partition);
+            partition.topic() == topic && known.is_some_and(|known| *known != incarnation)
+        };
+        let owned = self.holdings.owned().filter(|(_, partition)| is_other(partition));
+        let searches = owned.map(|(epoch, partition)| Search {
+            epoch,
+            missing: Missing {
+                partition: partition.clone(),
+                wanted: None,
+                of_former_topic: true,
+            },
+        });
+        for search in searches.collect::<Vec<_>>() {
+            self.search(search, Instant::now());
+        }
+    }
+
+    pub(super) fn searched(&mut self, search: Search, extent: Option<Extent>, incarnation: Option<u64>) {
+        let Search { epoch, mut missing } = search.clone();
+        let known = self.incarnations.get(&missing.partition).copied();
+        missing.of_former_topic |= known.zip(incarnation).is_some_and(|(known, is)| known != is);
         if self.holdings.partition(epoch).is_none() {
             return;
         }
@@ -89,35 +118,63 @@ impl KafkaSource {
                     self.deliveries.end(&partition);
                     self.jumps.insert(partition.clone(), at);
                     self.events.push_back(SourceEvent::Lost(vec![epoch]));
-                    self.events.push_back(SourceEvent::Assigned(vec![anew(partition)]));
+                    self.know_incarnation(&partition, incarnation);
+                    self.events
+                        .push_back(SourceEvent::Assigned(vec![anew(partition, incarnation)]));
                 }
             }
         }
     }
 
-    /// Decides at once about a partition that the group gives us, if its log is known.
-    pub(super) fn place(&mut self, granted: &mut Granted, extent: Option<Extent>) {
-        let (Some(committed), Some((begin, end))) = (granted.committed, extent) else {
-            return;
+    /// Decides at once about a partition that the group gives us, if its log is known. Returns what to offer of it; nothing
+    /// when it stands still, or is asked about again.
+    pub(super) fn place(&mut self, granted: Granted, extent: Option<Extent>) -> Option<Granted> {
+        let partition = granted.partition.clone();
+        let of_former_topic = granted.is_of_former_topic();
+        let Some(extent) = extent.filter(|_| granted.committed.is_some()) else {
+            if of_former_topic {
+                let ticket = self.holdings.grant(&[partition]);
+                self.questions.ask_committed_later(ticket, Instant::now());
+                return None;
+            }
+            self.know_incarnation(&partition, granted.incarnation);
+            return Some(granted);
         };
-        if (begin..=end).contains(&committed) {
-            return;
+        self.know_incarnation(&partition, granted.incarnation);
+        let is_there = granted
+            .committed
+            .is_some_and(|next| (extent.0..=extent.1).contains(&next));
+        if is_there && !of_former_topic {
+            return Some(granted);
         }
         let missing = Missing {
-            partition: granted.partition.clone(),
-            wanted: Some(committed),
+            partition: partition.clone(),
+            wanted: granted.committed,
+            of_former_topic,
         };
-        let place = match missing.verdict(self.policy.of(granted.partition.topic()), (begin, end)) {
-            // The client will say that it is not there.
-            Verdict::Stop => return,
-            Verdict::Skip(to) => to,
-            Verdict::Restart(at) => {
-                *granted = anew(granted.partition.clone());
-                at
+        let (granted, place) = match missing.verdict(self.policy.of(partition.topic()), extent) {
+            Verdict::Stop if of_former_topic => {
+                self.report(missing.stopped(Some(extent)));
+                self.holdings.withhold(&partition);
+                // The others waited for it, in an eager group.
+                self.consume_started();
+                return None;
             }
+            // The client will say that it is not there.
+            Verdict::Stop => return Some(granted),
+            Verdict::Skip(to) => (granted, to),
+            Verdict::Restart(at) => (anew(partition.clone(), granted.incarnation), at),
         };
-        self.report(missing.moved((begin, end), place));
-        self.jumps.insert(granted.partition.clone(), place);
+        self.report(missing.moved(extent, place));
+        self.jumps.insert(partition, place);
+        Some(granted)
+    }
+
+    fn know_incarnation(&mut self, partition: &PartitionId, incarnation: Option<u64>) {
+        match incarnation {
+            Some(incarnation) => self.incarnations.insert(partition.clone(), incarnation),
+            None => self.incarnations.remove(partition),
+        };
     }
 
     /// The policy for a partition that is consumed. Eager members change what they consume only as a whole, and by order of
@@ -151,11 +208,12 @@ impl KafkaSource {
 }
 
 /// A partition for which nothing that was committed counts.
-fn anew(partition: PartitionId) -> Granted {
+fn anew(partition: PartitionId, incarnation: Option<u64>) -> Granted {
     Granted {
         partition,
         committed: None,
         metadata: String::new(),
         end: None,
+        incarnation,
     }
 }

@@ -20,6 +20,8 @@ use crate::ports::{Commit, CommitMode, Event, Granted, Records, Source, Start};
 /// A partition that is ours.
 pub(super) struct Owned {
     pub(super) partition: PartitionId,
+    /// Of its topic, as far as the source can tell.
+    pub(super) incarnation: Option<u64>,
     pub(super) ledger: Ledger,
     pub(super) usage: Usage,
     pub(super) flow: Flow,
@@ -153,6 +155,7 @@ impl Owned {
         Trail {
             open: self.open,
             process,
+            incarnation: self.incarnation,
             crashes,
             handed_to,
             suspects_to,
@@ -191,10 +194,12 @@ impl<S: Source> Dispatcher<S> {
                 partition,
                 committed,
                 end,
+                incarnation,
                 ..
             } = granted;
             let mut owned = Owned {
                 partition: partition.clone(),
+                incarnation,
                 ledger,
                 usage: Usage::default(),
                 flow: Flow::Flowing,

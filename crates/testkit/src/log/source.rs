@@ -237,12 +237,17 @@ impl State {
                         .map(|committed| committed.metadata.clone())
                         .unwrap_or_default(),
                     end: None,
+                    incarnation: None,
                 });
             }
         }
         for granted in &mut granted {
             let topic = &self.topics[granted.partition.topic()];
             granted.end = Some(end_of(topic, granted.partition.number()));
+            granted.incarnation = Some(topic.incarnation);
+            if granted.is_of_former_topic() {
+                (granted.committed, granted.metadata) = (None, String::new());
+            }
         }
         (!granted.is_empty()).then_some(SourceEvent::Assigned(granted))
     }

@@ -57,6 +57,8 @@ impl NewRecord {
 #[derive(Default)]
 pub(super) struct Topic {
     pub(super) partitions: Vec<Partition>,
+    /// Counts the topics that had its name before.
+    pub(super) incarnation: u64,
     /// Where the next record without key goes.
     next_keyless: usize,
 }

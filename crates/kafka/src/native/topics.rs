@@ -1,0 +1,96 @@
+//! librdkafka's question about topics: which incarnation of its name each is, and how many partitions it has. To the broker
+//! it is a request for metadata, as the client itself makes them; but what the client remembers of the answer it does not
+//! tell.
+
+use std::ffi::{CString, c_char};
+use std::ptr::NonNull;
+
+use rdkafka::client::ClientContext;
+use rdkafka_sys as sys;
+
+use super::admin::{Admin, array, c_text, notice_of};
+use super::event::{Notice, text_of};
+
+/// What a broker says of a topic that there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TopicFacts {
+    pub(crate) name: String,
+    /// Tells the topic from others of its name; `None` from a broker that gives topics no ids (before Kafka 2.8).
+    pub(crate) incarnation: Option<u64>,
+    pub(crate) partitions: i32,
+}
+
+/// A list of names in librdkafka's form, alive until it is dropped.
+struct Names(NonNull<sys::rd_kafka_TopicCollection_t>);
+
+impl Names {
+    fn new(names: &[CString]) -> Self {
+        let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        // SAFETY: the names are alive and are copied; the result is ours.
+        let native = unsafe { sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len()) };
+        Self(NonNull::new(native).expect("librdkafka aborts when memory is out"))
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        // SAFETY: it is ours and is destroyed once.
+        unsafe { sys::rd_kafka_TopicCollection_destroy(self.0.as_ptr()) }
+    }
+}
+
+impl<C: ClientContext> Admin<'_, C> {
+    /// Asks any broker about these topics, which are not the same twice. Those that it does not know, or may not show, are
+    /// missing from the answer.
+    pub(crate) fn topics(&self, names: &[String]) -> Result<Vec<TopicFacts>, Notice> {
+        let names: Vec<CString> = names.iter().map(|name| c_text(name)).collect::<Result<_, _>>()?;
+        let names = Names::new(&names);
+        let answer = self.ask(sys::RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT, |client, options, queue| {
+            // SAFETY: all are alive; names and options are copied, the queue is counted.
+            unsafe { sys::rd_kafka_DescribeTopics(client, names.0.as_ptr(), options, queue) }
+        })?;
+        // SAFETY: the event is alive and of this type, so the result is, and so are the descriptions that it holds.
+        unsafe {
+            let result = sys::rd_kafka_event_DescribeTopics_result(answer.as_ptr());
+            let topics = array(|len| sys::rd_kafka_DescribeTopics_result_topics(result, len));
+            Ok(topics.iter().filter_map(|topic| facts_of(*topic)).collect())
+        }
+    }
+}
+
+/// # Safety
+/// `native` is null, or a description that is alive.
+unsafe fn facts_of(native: *const sys::rd_kafka_TopicDescription_t) -> Option<TopicFacts> {
+    // SAFETY: the description is alive, and with it its name, its id and its partitions.
+    unsafe {
+        if native.is_null() || notice_of(sys::rd_kafka_TopicDescription_error(native)).is_some() {
+            return None;
+        }
+        let partitions = array(|len| sys::rd_kafka_TopicDescription_partitions(native, len));
+        Some(TopicFacts {
+            name: text_of(sys::rd_kafka_TopicDescription_name(native)).into_owned(),
+            incarnation: incarnation_of(sys::rd_kafka_TopicDescription_topic_id(native)),
+            partitions: i32::try_from(partitions.len()).ok()?,
+        })
+    }
+}
+
+/// A topic's id in half its length. Brokers draw ids at random, so that two topics that had one name in turn look alike
+/// once in some 10^18 times.
+///
+/// # Safety
+/// `id` is null or alive.
+unsafe fn incarnation_of(id: *const sys::rd_kafka_Uuid_t) -> Option<u64> {
+    if id.is_null() {
+        return None;
+    }
+    // SAFETY: the id is alive.
+    let (most, least) = unsafe {
+        (
+            sys::rd_kafka_Uuid_most_significant_bits(id).cast_unsigned(),
+            sys::rd_kafka_Uuid_least_significant_bits(id).cast_unsigned(),
+        )
+    };
+    // All zeros is no id.
+    ((most, least) != (0, 0)).then_some(most ^ least)
+}
