@@ -1,6 +1,5 @@
-//! As much of Kafka's protocol as a fixture needs: is a node a member yet, create a topic, who leads it, who coordinates a
-//! group.
-//! Asking a node takes a millisecond, where a tool takes a JVM.
+//! As much of Kafka's protocol as a fixture needs: is a node a member yet, create a topic, who leads it, who coordinates
+//! a group. Asking a node takes a millisecond, where a tool takes a JVM.
 //!
 //! The messages: <https://kafka.apache.org/protocol>. All versions here precede the flexible encoding.
 
