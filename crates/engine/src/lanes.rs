@@ -1,7 +1,8 @@
 //! All lanes of one worker.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
+use std::hint::black_box;
 use std::time::Instant;
 
 use hashbrown::HashTable;
@@ -20,7 +21,10 @@ pub struct Lanes<R> {
     by_session: HashTable<(SessionHash, LaneId)>,
     lanes: Slab<Lane>,
     queue: Slab<Node<R>>,
-    /// Ready lanes, oldest record first. An entry is void when the lane's oldest record is no longer that one.
+    /// Lanes that are ready since their record came, oldest record first. An entry is void when the lane's oldest record is
+    /// no longer that one.
+    fresh: VecDeque<(u64, LaneId)>,
+    /// Lanes that became ready later, by an outcome or at the end of a wait: in the same order, and void likewise.
     ready: BinaryHeap<Reverse<(u64, LaneId)>>,
     /// Waiting lanes, first due first; void as above.
     waiting: BinaryHeap<Reverse<(Instant, u64, LaneId)>>,
@@ -48,6 +52,7 @@ impl<R> Lanes<R> {
             by_session: HashTable::new(),
             lanes: Slab::new(),
             queue: Slab::new(),
+            fresh: VecDeque::new(),
             ready: BinaryHeap::new(),
             waiting: BinaryHeap::new(),
             next_sequence: 0,
@@ -64,13 +69,13 @@ impl<R> Lanes<R> {
     /// Whether some lane's record could start now but for want of a slot.
     #[inline]
     pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.fresh.is_empty() || !self.ready.is_empty()
     }
 
     /// How many lanes could start now but for want of a slot, or a few more: those that were dropped since may be counted.
     #[inline]
     pub fn ready(&self) -> usize {
-        self.ready.len()
+        self.fresh.len() + self.ready.len()
     }
 
     /// How many sessions are busy.
@@ -99,7 +104,7 @@ impl<R> Lanes<R> {
             }
             Err(new) => {
                 self.lanes[new.0] = lane(session, LaneState::Ready, node);
-                self.ready.push(Reverse((sequence, new)));
+                self.fresh.push_back((sequence, new));
                 None
             }
         }
@@ -124,7 +129,7 @@ impl<R> Lanes<R> {
     /// counts as running in `slot` from here, with one more attempt.
     pub fn next(&mut self, slot: u32, now: Instant) -> Option<LaneId> {
         self.end_waits(now);
-        while let Some(Reverse((sequence, id))) = self.ready.pop() {
+        while let Some((sequence, id)) = self.pop_ready() {
             if !self.is_current(id, sequence) || self.lanes[id.0].state != LaneState::Ready {
                 continue;
             }
@@ -136,6 +141,29 @@ impl<R> Lanes<R> {
             return Some(id);
         }
         None
+    }
+
+    fn pop_ready(&mut self) -> Option<(u64, LaneId)> {
+        match (self.fresh.front(), self.ready.peek()) {
+            (Some(fresh), Some(Reverse(ready))) if ready < fresh => self.ready.pop().map(|Reverse(ready)| ready),
+            (Some(_), _) => self.fresh.pop_front(),
+            (None, _) => self.ready.pop().map(|Reverse(ready)| ready),
+        }
+    }
+
+    /// Reads what [`finish`](Self::finish) will want of a lane, which lies apart from that of other lanes: called for several
+    /// before the first of them is finished, so that the processor waits for their memory once and not for each.
+    #[inline]
+    pub fn touch(&self, lane: LaneId) {
+        if let Some(lane) = self.lanes.get(lane.0) {
+            black_box(self.queue[lane.head].next);
+        }
+    }
+
+    /// As [`touch`](Self::touch), for what [`is_busy`](Self::is_busy) will want.
+    #[inline]
+    pub fn touch_session(&self, session: SessionHash) {
+        black_box(self.find(session));
     }
 
     /// The oldest record of a lane.
@@ -312,6 +340,7 @@ impl<R> Lanes<R> {
             self.by_session = HashTable::new();
             self.lanes = Slab::new();
             self.queue = Slab::new();
+            self.fresh = VecDeque::new();
             self.ready = BinaryHeap::new();
             self.waiting = BinaryHeap::new();
         }

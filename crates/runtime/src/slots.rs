@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub(crate) struct Slots<F> {
     woken: Mailbox<u32>,
 }
 
+/// Aligned to two cache lines, which processors fetch together.
+#[repr(align(128))]
 struct Slot<F> {
     handler: Pin<Box<Option<F>>>,
     waker: Waker,
@@ -153,6 +156,8 @@ impl<F: Future<Output = Handled>> Slots<F> {
     }
 
     /// Gives the vacant `slot` to a tenant.
+    // Made in its place: a copy that is read in other widths than it was written waits for all stores before it.
+    #[inline(always)]
     pub(crate) fn occupy(&mut self, slot: u32, tenant: Tenant) {
         let free = self.free.pop();
         assert_eq!(free, Some(slot), "only the vacant slot is given away");
@@ -166,6 +171,7 @@ impl<F: Future<Output = Handled>> Slots<F> {
     }
 
     /// Frees a slot whose tenant has left.
+    #[inline]
     pub(crate) fn vacate(&mut self, slot: u32) {
         self.slots[slot as usize].tenant = Tenant::None;
         self.free.push(slot);
@@ -177,6 +183,19 @@ impl<F: Future<Output = Handled>> Slots<F> {
         for slot in into.iter() {
             // Before the poll, so that a wake during it queues the slot again.
             self.slots[*slot as usize].woken.queued.store(false, Ordering::Release);
+        }
+    }
+
+    /// Reads what [`poll`](Self::poll) will want of a slot, and tells its lane: see [`Lanes::touch`].
+    ///
+    /// [`Lanes::touch`]: seriatim_engine::lanes::Lanes::touch
+    #[inline]
+    pub(crate) fn touch(&self, slot: u32) -> Option<LaneId> {
+        let slot = &self.slots[slot as usize];
+        black_box((slot.handler.is_some(), Arc::strong_count(&slot.signals)));
+        match &slot.tenant {
+            Tenant::Handler(seat) => Some(seat.lane),
+            _ => None,
         }
     }
 

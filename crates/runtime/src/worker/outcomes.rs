@@ -17,6 +17,9 @@ use crate::slots::{Cancelled, Handled, Progress, Seat};
 /// How often attempts that ran out of time are looked for, at most.
 const DEADLINE_RESOLUTION: Duration = Duration::from_millis(1);
 
+/// Slots whose memory is asked for before the first of them is polled: about as many misses as a processor has under way.
+const TOUCHED_TOGETHER: usize = 16;
+
 impl<C, F> Worker<C, F>
 where
     C: Fn(Record, Context) -> F,
@@ -25,11 +28,16 @@ where
     pub(super) fn poll_woken(&mut self, now: Instant) {
         let mut woken = std::mem::take(&mut self.woken);
         self.slots.take_woken(&mut woken);
-        for slot in woken.drain(..) {
-            if let Some(progress) = self.slots.poll(slot) {
-                self.conclude(slot, progress, now);
+        for group in woken.chunks(TOUCHED_TOGETHER) {
+            let lanes = group.iter().filter_map(|slot| self.slots.touch(*slot));
+            lanes.for_each(|lane| self.lanes.touch(lane));
+            for slot in group {
+                if let Some(progress) = self.slots.poll(*slot) {
+                    self.conclude(*slot, progress, now);
+                }
             }
         }
+        woken.clear();
         self.woken = woken;
     }
 

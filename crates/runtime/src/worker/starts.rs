@@ -18,7 +18,7 @@ use crate::slots::{Handled, Seat, Tenant};
 /// Lanes that may be ready and wait for a slot before a worker admits no more. What is left in its batches costs no lane;
 /// the dispatcher sees that the worker has enough before it, and reads no more for the others either. So this is many: a
 /// worker that has as many is behind for good.
-const READY_MAX: usize = 8192;
+const READY_MAX: usize = 1024;
 
 /// The batch that is worked through.
 pub(super) struct Current {
@@ -28,6 +28,9 @@ pub(super) struct Current {
     /// Its chunk, once a record of it waits.
     pin: Option<Pin>,
 }
+
+/// How many records ahead it is asked whether their sessions are busy, so that the answer is near when it is needed.
+const TOUCHED_AHEAD: usize = 8;
 
 impl<C, F> Worker<C, F>
 where
@@ -134,6 +137,9 @@ where
         for index in from..until {
             let entry = current.batch.entries[index];
             current.batch.shared.prefetch(index);
+            if let Some(ahead) = current.batch.entries.get(index + TOUCHED_AHEAD) {
+                self.lanes.touch_session(ahead.session);
+            }
             if self.is_leaving(entry.epoch) {
                 continue;
             }
