@@ -17,6 +17,8 @@ pub enum Bar {
     Rate(f64),
     /// At most so much processor time a record, in microseconds.
     Cpu(f64),
+    /// At most so many times the contender's processor time a record.
+    CpuOf(Contender, f64),
     /// At most so much memory at its highest, in MiB.
     Peak(f64),
     /// Half of the records are handled within so many milliseconds of their production.
@@ -71,6 +73,9 @@ impl Bar {
             Bar::ShareOfBound(_) => ours?.of_bound,
             Bar::Rate(_) => ours?.rate,
             Bar::Cpu(_) => ours?.cpu_micros_per_record,
+            Bar::CpuOf(contender, _) => {
+                Some(ours?.cpu_micros_per_record? / find(contenders, contender)?.cpu_micros_per_record?)
+            }
             Bar::Peak(_) => ours?.peak_mib,
             Bar::P50(_) => ours?.p50_millis,
             Bar::P99(_) => ours?.p99_millis,
@@ -85,6 +90,7 @@ impl Bar {
             | Bar::ShareOfBound(limit)
             | Bar::Rate(limit)
             | Bar::Cpu(limit)
+            | Bar::CpuOf(_, limit)
             | Bar::Peak(limit)
             | Bar::P50(limit)
             | Bar::P99(limit)
@@ -104,6 +110,12 @@ impl Bar {
             Bar::ShareOfBound(least) => format!("of what the waits alone allow, at least {least}"),
             Bar::Rate(least) => format!("records/s, at least {}", grouped(least as u64)),
             Bar::Cpu(most) => format!("us of processor time a record, at most {most}"),
+            Bar::CpuOf(contender, most) => {
+                format!(
+                    "times the processor time a record of {}, at most {most}",
+                    contender.title()
+                )
+            }
             Bar::Peak(most) => format!("MiB at the highest, at most {most}"),
             Bar::P50(most) => format!("ms from production to handled at p50, at most {most}"),
             Bar::P99(most) => format!("ms from production to handled at p99, at most {most}"),

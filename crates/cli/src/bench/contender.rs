@@ -21,6 +21,8 @@ use crate::exit::Exit;
 pub enum Contender {
     /// Seriatim
     Ours,
+    /// Seriatim, and a topic of 8 partitions that holds the same
+    OnEight,
     /// A bare loop over the same source's batches
     Bare,
     /// rdkafka's StreamConsumer, one record at a time
@@ -43,6 +45,7 @@ impl Contender {
     pub fn title(self) -> &'static str {
         match self {
             Contender::Ours => "Seriatim",
+            Contender::OnEight => "Seriatim, 8 partitions",
             Contender::Bare => "bare batch loop",
             Contender::Stream => "StreamConsumer",
             Contender::Tasks => "task per session",
@@ -106,7 +109,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub fn run() -> anyhow::Result<Exit> {
     let spec: Spec = serde_json::from_reader(io::stdin()).context("the run's description")?;
     let measured = match spec.contender {
-        Contender::Ours => judged(&spec, ours::run)?,
+        Contender::Ours | Contender::OnEight => judged(&spec, ours::run)?,
         Contender::Bare => judged(&spec, bare::run)?,
         Contender::Stream => judged(&spec, stream::run)?,
         Contender::Tasks => judged(&spec, tasks::run)?,

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::bars::Bar;
 use super::contender::Contender::{
-    self, Bare, HandlersWaiting, Ours, Records, RecordsWaiting, Settled, Sleepers, Stream, Tasks,
+    self, Bare, HandlersWaiting, OnEight, Ours, Records, RecordsWaiting, Settled, Sleepers, Stream, Tasks,
 };
 use super::stage::Work;
-use super::workload::{Spread, Workload};
+use super::workload::{PARTITIONS, Spread, Workload};
 
 /// One row of the table: a workload, and who runs it.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct Row {
 }
 
 /// The names of all rows, in order.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 13] = [
     "noop-1",
     "noop-10",
     "noop-1k",
@@ -39,6 +39,7 @@ pub const NAMES: [&str; 12] = [
     "article-1ms",
     "offered",
     "memory",
+    "partitions-1k",
 ];
 
 /// Handlers that wait at a time where none has to: the library's default.
@@ -48,6 +49,7 @@ const ARTICLE: Workload = Workload {
     records: 50_000,
     sessions: 10,
     spread: Spread::InTurn,
+    partitions: PARTITIONS,
 };
 const OFFERED_PER_SECOND: u32 = 50_000;
 const OFFERED_SECONDS: u64 = 20;
@@ -61,6 +63,7 @@ pub fn all(records: u64) -> Vec<Row> {
             records,
             sessions,
             spread: Spread::Random,
+            partitions: PARTITIONS,
         },
         work: Work::Nothing,
         in_flight: IN_FLIGHT,
@@ -75,6 +78,7 @@ pub fn all(records: u64) -> Vec<Row> {
             records,
             sessions,
             spread: Spread::Random,
+            partitions: PARTITIONS,
         },
         work: Work::Wait(Duration::from_millis(millis)),
         in_flight,
@@ -167,6 +171,7 @@ pub fn all(records: u64) -> Vec<Row> {
                 records: u64::from(OFFERED_PER_SECOND) * OFFERED_SECONDS,
                 sessions: 1_000,
                 spread: Spread::Random,
+                partitions: PARTITIONS,
             },
             work: Work::Receive,
             in_flight: IN_FLIGHT,
@@ -181,12 +186,29 @@ pub fn all(records: u64) -> Vec<Row> {
                 records: 1_000_000,
                 sessions: 1_000_000,
                 spread: Spread::InTurn,
+                partitions: PARTITIONS,
             },
             work: Work::Nothing,
             in_flight: IN_FLIGHT,
             offered: None,
             contenders: &[Settled, RecordsWaiting, HandlersWaiting, Records],
             bars: &[Bar::Lane(256.0), Bar::LaneAndHandler],
+        },
+        Row {
+            name: "partitions-1k",
+            title: "1,000 partitions on one instance, 10,000 sessions, 10 ms handler",
+            workload: Workload {
+                records,
+                sessions: 10_000,
+                spread: Spread::Random,
+                partitions: 1_000,
+            },
+            work: Work::Wait(Duration::from_millis(10)),
+            // As for `wait-1ms`: sessions are the limit, and each has its lane.
+            in_flight: 20_000,
+            offered: None,
+            contenders: &[Ours, OnEight],
+            bars: &[Bar::CpuOf(OnEight, 1.2)],
         },
     ]
 }

@@ -17,7 +17,7 @@ use super::contender::{Contender, Measured, READY, Spec, properties};
 use super::offer::{beside, offer};
 use super::report::{Medians, RowReport, text};
 use super::rows::{self, Row};
-use super::workload::PARTITIONS;
+use super::workload::{PARTITIONS, Workload};
 use super::{Connection, Format};
 use crate::exit::Exit;
 
@@ -201,9 +201,16 @@ impl Bench {
     fn spec(&mut self, row: &Row, contender: Contender) -> anyhow::Result<Spec> {
         self.groups += 1;
         let group = format!("seriatim-bench-{:x}-{}", self.nonce, self.groups);
+        let workload = match contender {
+            Contender::OnEight => Workload {
+                partitions: PARTITIONS,
+                ..row.workload
+            },
+            _ => row.workload,
+        };
         let topic = match row.offered {
             Some(_) => format!("{group}-offered"),
-            None => row.workload.topic(),
+            None => workload.topic(),
         };
         let ends = match self.loaded.get(&topic) {
             Some(ends) => ends.clone(),
@@ -211,13 +218,13 @@ impl Bench {
                 // Nobody needs them when the run is over.
                 let configs = [("retention.ms", "600000"), ("segment.bytes", "33554432")];
                 for topic in [&topic, &beside(&topic)] {
-                    self.cluster.create_topic(topic, PARTITIONS, &configs)?;
+                    self.cluster.create_topic(topic, workload.partitions, &configs)?;
                 }
-                row.workload.ends()
+                workload.ends()
             }
             None => {
                 self.say(format!("{}: loading topic {topic}", row.name));
-                let ends = row.workload.load(&self.cluster, &properties(&self.properties)?)?;
+                let ends = workload.load(&self.cluster, &properties(&self.properties)?)?;
                 self.loaded.insert(topic.clone(), ends.clone());
                 ends
             }
@@ -228,7 +235,7 @@ impl Bench {
             properties: self.properties.clone(),
             group,
             topic,
-            workload: row.workload,
+            workload,
             ends,
             work: row.work,
             in_flight: row.in_flight,

@@ -10,7 +10,7 @@ use seriatim::kafka::config::Properties;
 use seriatim::kafka::producer::partition_of;
 use seriatim_testkit::broker::Cluster;
 
-/// Partitions of each topic.
+/// Partitions of a topic, unless a row is about them.
 pub const PARTITIONS: u32 = 8;
 
 /// Bytes of each value.
@@ -22,6 +22,8 @@ pub struct Workload {
     pub records: u64,
     pub sessions: u32,
     pub spread: Spread,
+    /// Of the topic.
+    pub partitions: u32,
 }
 
 /// Which session a record belongs to.
@@ -94,12 +96,17 @@ impl Workload {
             records,
             sessions,
             spread,
+            partitions,
         } = self;
         let spread = match spread {
             Spread::Random => "",
             Spread::InTurn => "-in-turn",
         };
-        format!("seriatim-bench-{records}-of-{sessions}{spread}")
+        let partitions = match *partitions {
+            PARTITIONS => String::new(),
+            partitions => format!("-on-{partitions}"),
+        };
+        format!("seriatim-bench-{records}-of-{sessions}{spread}{partitions}")
     }
 
     /// All records, in the order in which they are written.
@@ -108,6 +115,7 @@ impl Workload {
             records,
             sessions,
             spread,
+            ..
         } = *self;
         let mut sequences = vec![0; sessions as usize];
         (0..records).map(move |index| {
@@ -127,9 +135,9 @@ impl Workload {
 
     /// Where each partition ends when all records are written.
     pub fn ends(&self) -> Vec<i64> {
-        let mut ends = vec![0; PARTITIONS as usize];
+        let mut ends = vec![0; self.partitions as usize];
         for stamp in self.stamps() {
-            ends[partition_of(&stamp.key(), PARTITIONS as i32) as usize] += 1;
+            ends[partition_of(&stamp.key(), self.partitions as i32) as usize] += 1;
         }
         ends
     }
@@ -148,7 +156,7 @@ impl Workload {
             Err(AnchorError::UnknownTopic { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        cluster.create_topic(&topic, PARTITIONS, &[])?;
+        cluster.create_topic(&topic, self.partitions, &[])?;
         let loader = Loader::connect(cluster.bootstrap(), &topic, LINGER, properties)?;
         for stamp in self.stamps() {
             loader.send(&stamp.key(), &stamp.value())?;
@@ -201,6 +209,7 @@ mod tests {
             records: 5_000,
             sessions: 100,
             spread: Spread::Random,
+            partitions: PARTITIONS,
         };
         let mut next = vec![0; 100];
         for stamp in workload.stamps() {
