@@ -7,6 +7,7 @@ mod contender;
 mod meter;
 mod offer;
 mod ours;
+mod ownership;
 mod proof;
 mod report;
 mod rows;
@@ -74,17 +75,24 @@ enum Format {
     Json,
 }
 
-// What the table runs as child processes. A doc comment would become the command's own description.
+// A doc comment would become the command's own description.
 #[derive(clap::Subcommand)]
 enum Part {
     /// One run of one contender, described on standard input
     #[command(hide = true)]
     Contender,
+    /// What a handover and a crash cost, with real processes that are recorded
+    Ownership(ownership::Args),
+    /// One process of those, described on standard input
+    #[command(hide = true)]
+    Member,
 }
 
 pub fn run(args: Args) -> anyhow::Result<Exit> {
     match &args.part {
         Some(Part::Contender) => contender::run(),
+        Some(Part::Ownership(args)) => ownership::run(args),
+        Some(Part::Member) => ownership::member(),
         None if args.table.table => table::run(&args.table, &args.connection, args.format),
         None => topic::run(&args.topic, &args.connection, args.format),
     }

@@ -99,3 +99,42 @@ fn an_unknown_topic_is_named() {
     assert_eq!(output.status.code(), Some(4));
     assert!(String::from_utf8_lossy(&output.stderr).contains("topic no-such-topic does not exist"));
 }
+
+#[test]
+fn a_handover_and_a_crash_are_measured_on_processes_that_keep_their_promises() {
+    let arguments = [
+        "bench",
+        "ownership",
+        "--format",
+        "json",
+        "-b",
+        broker::shared().bootstrap(),
+    ];
+    let output = Command::new(env!("CARGO_BIN_EXE_seriatim"))
+        .args(arguments)
+        .args(["--records", "150000", "--lanes", "20", "--sessions", "500"])
+        .output()
+        .expect("the binary is there");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    let figures: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+    assert_eq!(figures["passed"], true, "{said}");
+
+    let handover = &figures["handover"];
+    for figure in [
+        "handlers",
+        "drain_millis",
+        "group_millis",
+        "whole_millis",
+        "retained_rate",
+    ] {
+        assert!(positive(&handover[figure]), "{figure}: {handover}");
+    }
+    let crash = &figures["crash"];
+    let count = |figure: &str| crash[figure].as_u64().unwrap_or_else(|| panic!("{figure}: {crash}"));
+    assert!(count("settled") > 10_000, "{crash}");
+    assert!(
+        count("repeats") <= count("settled_since_commit") + count("in_flight"),
+        "{crash}"
+    );
+}
