@@ -99,6 +99,32 @@ fn sigterm_drains_and_the_next_run_repeats_nothing() {
 }
 
 #[test]
+fn a_partition_that_is_held_for_long_is_told_with_its_backlog() {
+    let (topic, group) = (topic("held", 1), unique("group"));
+    produce(&topic, &lines(1, 200));
+    // It never answers.
+    let more = [
+        "--exec",
+        "exec sleep 1000",
+        "--max-bytes",
+        "1KiB",
+        "--drain-timeout",
+        "100ms",
+    ];
+    let running = Running::start(&run_args(&topic, &group, &more));
+    let told = format!("intake of {topic}[0] is held for ");
+    until("it is told", || running.said().contains(&told));
+    running.signal("TERM");
+    let done = running.finish();
+    let line = done.err.lines().find(|line| line.contains(&told)).expect("it was said");
+    assert!(line.contains("the oldest at 0, written "), "{line}");
+    assert!(
+        line.ends_with("the log ends at 200, a backlog of 200 records"),
+        "{line}"
+    );
+}
+
+#[test]
 fn a_closed_output_ends_the_run_in_order() {
     let (topic, group) = (topic("head", 1), unique("group"));
     produce(&topic, &lines(1, 20_000));
