@@ -117,6 +117,7 @@ impl Source for Ticks {
                 committed: Some(Offset::ZERO),
                 metadata: String::new(),
                 end: None,
+                incarnation: None,
             });
             return Ok(Some(SourceEvent::Assigned(granted.collect())));
         }
