@@ -3,9 +3,10 @@
 //! tell.
 
 use std::ffi::{CString, c_char};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use rdkafka::client::ClientContext;
+use rdkafka::error::RDKafkaErrorCode;
 use rdkafka_sys as sys;
 
 use super::admin::{Admin, array, c_text, notice_of};
@@ -40,21 +41,45 @@ impl Drop for Names {
 }
 
 impl<C: ClientContext> Admin<'_, C> {
-    /// Asks any broker about these topics, which are not the same twice. Those that it does not know, or may not show, are
+    /// Asks a broker about these topics, which are not the same twice. Those that it does not know, or may not show, are
     /// missing from the answer.
     pub(crate) fn topics(&self, names: &[String]) -> Result<Vec<TopicFacts>, Notice> {
+        let Some(first) = names.first() else {
+            return Ok(Vec::new());
+        };
+        let broker = self.broker_that_answers(first)?;
         let names: Vec<CString> = names.iter().map(|name| c_text(name)).collect::<Result<_, _>>()?;
         let names = Names::new(&names);
-        let answer = self.ask(sys::RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT, |client, options, queue| {
-            // SAFETY: all are alive; names and options are copied, the queue is counted.
-            unsafe { sys::rd_kafka_DescribeTopics(client, names.0.as_ptr(), options, queue) }
-        })?;
+        let answer = self.ask(
+            sys::RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT,
+            // SAFETY: all are alive; names and options are copied, the queue is counted. Without room, no text is written; a
+            // broker's number is refused only when it is negative.
+            |client, options, queue| unsafe {
+                sys::rd_kafka_AdminOptions_set_broker(options, broker, ptr::null_mut(), 0);
+                sys::rd_kafka_DescribeTopics(client, names.0.as_ptr(), options, queue);
+            },
+        )?;
         // SAFETY: the event is alive and of this type, so the result is, and so are the descriptions that it holds.
         unsafe {
             let result = sys::rd_kafka_event_DescribeTopics_result(answer.as_ptr());
             let topics = array(|len| sys::rd_kafka_DescribeTopics_result_topics(result, len));
             Ok(topics.iter().filter_map(|topic| facts_of(*topic)).collect())
         }
+    }
+
+    /// A broker that the question can be sent to: the topic's leader, or any. Left alone, librdkafka would wait for the
+    /// controller, which has nothing to do with it, may be away, and on the mock cluster is none of its brokers.
+    fn broker_that_answers(&self, topic: &str) -> Result<i32, Notice> {
+        let metadata = self.client.fetch_metadata(Some(topic), self.timeout);
+        let metadata = metadata.map_err(|error| {
+            let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
+            Notice::of_code(code, None)
+        })?;
+        let partitions = metadata.topics().iter().flat_map(|topic| topic.partitions());
+        let leaders = partitions.map(|partition| partition.leader());
+        let brokers = metadata.brokers().iter().map(|broker| broker.id());
+        let known = leaders.chain(brokers).find(|id| *id >= 0);
+        known.ok_or_else(|| Notice::of_code(RDKafkaErrorCode::AllBrokersDown, None))
     }
 }
 
