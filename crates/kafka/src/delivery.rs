@@ -29,6 +29,8 @@ pub(crate) struct Delivery<M> {
     /// Nothing is delivered from this offset on: it cannot be read, and what follows must not overtake it.
     end: Option<i64>,
     flow: Flow,
+    /// Nothing is delivered before it is opened, whatever the flow.
+    barred: bool,
     diverted: bool,
     stash: VecDeque<M>,
 }
@@ -51,6 +53,7 @@ impl<M> Deliveries<M> {
             next: from.map_or(0, Offset::get),
             end: None,
             flow: Flow::Flowing,
+            barred: false,
             diverted: false,
             stash: VecDeque::new(),
             partition,
@@ -83,6 +86,35 @@ impl<M> Deliveries<M> {
             delivery.flow = flow;
             if delivery.is_released() {
                 self.releases.push_back(partition.clone());
+            }
+        }
+        self.note_flow();
+    }
+
+    /// Lets a partition that has just begun deliver nothing before it is [opened](Self::open): its queue is to be held.
+    pub(crate) fn bar(&mut self, partition: &PartitionId) {
+        if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {
+            (delivery.barred, delivery.diverted) = (true, true);
+        }
+        self.note_flow();
+    }
+
+    /// Whether a partition is barred.
+    pub(crate) fn is_barred(&self, partition: &PartitionId) -> bool {
+        let delivery = self
+            .topics
+            .get(partition.topic())
+            .and_then(|topic| topic.get(&partition.number()));
+        delivery.is_some_and(|delivery| delivery.barred)
+    }
+
+    /// Opens the barred partitions of a topic.
+    pub(crate) fn open(&mut self, topic: &str) {
+        let deliveries = self.topics.get_mut(topic).into_iter().flat_map(HashMap::values_mut);
+        for delivery in deliveries.filter(|delivery| delivery.barred) {
+            delivery.barred = false;
+            if delivery.is_released() {
+                self.releases.push_back(delivery.partition.clone());
             }
         }
         self.note_flow();
@@ -128,7 +160,7 @@ impl<M> Deliveries<M> {
     pub(crate) fn skip_to(&mut self, partition: &PartitionId, to: Offset) {
         if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {
             delivery.next = delivery.next.max(to.get());
-            delivery.diverted = false;
+            delivery.diverted = delivery.barred;
         }
     }
 
@@ -157,7 +189,7 @@ impl<M> Delivery<M> {
             return None;
         }
         self.next = offset + 1;
-        if self.flow == Flow::Flowing && self.stash.is_empty() {
+        if self.flow == Flow::Flowing && !self.barred && self.stash.is_empty() {
             return Some(message);
         }
         self.stash.push_back(message);
@@ -166,7 +198,7 @@ impl<M> Delivery<M> {
 
     /// Whether anything is wanted of it.
     pub(crate) fn flows(&self) -> bool {
-        self.flow == Flow::Flowing && self.end.is_none()
+        self.flow == Flow::Flowing && !self.barred && self.end.is_none()
     }
 
     /// Whether the queue has to be diverted: it delivers, and nothing is wanted. Says so once.
@@ -191,7 +223,7 @@ impl<M> Delivery<M> {
 
     /// Whether it may deliver, and something of it is kept back.
     fn is_released(&self) -> bool {
-        self.flow == Flow::Flowing && !self.stash.is_empty() || self.flows() && self.diverted
+        self.flow == Flow::Flowing && !self.barred && !self.stash.is_empty() || self.flows() && self.diverted
     }
 }
 
@@ -289,6 +321,27 @@ mod tests {
         assert_eq!(pass(&mut deliveries, [10]), [10]);
         deliveries.stop(&partition, None);
         assert_eq!(pass(&mut deliveries, [11]), NOTHING);
+    }
+
+    #[test]
+    fn a_barred_partition_delivers_nothing_before_it_is_opened() {
+        let (mut deliveries, partition) = one_partition();
+        deliveries.bar(&partition);
+        assert!(deliveries.all_held() && deliveries.is_barred(&partition) && !deliveries.is_fetched(&partition));
+        deliveries.set_flow(&partition, Flow::Flowing);
+        assert!(deliveries.released().is_none());
+        assert_eq!(
+            pass(&mut deliveries, [10]),
+            NOTHING,
+            "its queue is led away; what comes all the same is kept"
+        );
+
+        deliveries.open("orders");
+        assert!(!deliveries.all_held() && !deliveries.is_barred(&partition));
+        let delivery = deliveries.released().unwrap();
+        assert_eq!(delivery.unstash(9).collect::<Vec<_>>(), [10]);
+        assert!(delivery.lead_back());
+        assert_eq!(pass(&mut deliveries, [11]), [11]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //!
 //! 1. [`config`]: librdkafka's properties: ours, the user's, and those that nobody may change.
 //! 2. `native`: librdkafka's consumer by its C interface, the only module with `unsafe`. Over it `delivery`, `rebalance`,
-//!    `commit`, `trouble` and [`range`], and over these the [`source`].
+//!    `commit`, `trouble`, [`range`] and [`growth`], and over these the [`source`].
 //! 3. `outbox`: the gate in front of a producer's queue, and over it the session [`producer`].
 //! 4. [`dead_letters`]: the sink, over the same gate.
 //!
@@ -21,6 +21,7 @@ mod commit;
 mod lease;
 mod trouble;
 pub mod range;
+pub mod growth;
 pub mod source;
 
 mod outbox;

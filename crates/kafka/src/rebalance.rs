@@ -194,6 +194,11 @@ impl Holdings {
         self.epochs.get(&epoch)
     }
 
+    /// Whether the group has given any such partition, started or not.
+    pub(crate) fn has(&self, is_such: impl Fn(&PartitionId) -> bool) -> bool {
+        self.grants.keys().any(is_such)
+    }
+
     /// All periods of ownership.
     pub(crate) fn owned(&self) -> impl Iterator<Item = (AssignmentEpoch, &PartitionId)> {
         self.epochs.iter().map(|(epoch, partition)| (*epoch, partition))

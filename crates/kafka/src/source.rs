@@ -5,6 +5,7 @@
 
 mod aide;
 mod group;
+mod growth;
 mod range;
 
 use std::collections::{HashMap, VecDeque};
@@ -14,7 +15,6 @@ use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::config::ClientConfig;
 use rdkafka::topic_partition_list::Offset as Place;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
@@ -25,16 +25,18 @@ use seriatim_runtime::ports::{
     Commit, CommitError, CommitMode, LeaseTerm, Records, Run, Source, SourceError, SourceEvent, Start,
 };
 
-use self::aide::Aide;
-use self::group::{Questions, TOPICS_INTERVAL_DEFAULT};
+use self::aide::{Aide, Gates, Rules};
+use self::group::{Questions, topics_interval};
 use crate::commit::{self, Answer, Commits};
 use crate::config::{ConfigError, Properties, brokers_of, client_refused, consumer_config};
 use crate::delivery::Deliveries;
+use crate::growth::Growth;
 use crate::lease::Standing;
 use crate::native::client::{Consumer, Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
 pub use crate::native::message::KafkaMessage;
 use crate::native::queue::FlowQueue;
+use crate::native::topics::TopicFacts;
 use crate::range::OutOfRangePolicy;
 use crate::rebalance::Holdings;
 use crate::trouble::Reported;
@@ -50,9 +52,6 @@ const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// the group waits for its other members, our farewell waits behind our own request to join. Who goes without it is missed
 /// only after the session timeout, and holds up everybody's next rebalance, and the commits that wait behind it, until then.
 const LEAVE_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// A client may be told to ask for its topics in each millisecond. We need not.
-const TOPICS_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// How long the client may take to stop its threads, which it does in milliseconds.
 const RETIRE_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -70,6 +69,8 @@ pub struct SourceSettings {
     pub start_at: StartAt,
     /// What becomes of a partition whose next offset is not in its log.
     pub out_of_range: OutOfRangePolicy,
+    /// What becomes of partitions that are added while the topic is read.
+    pub growth: Growth,
     /// The user's properties of the client.
     pub properties: Properties,
 }
@@ -111,12 +112,18 @@ pub struct KafkaSource {
     topics_interval: Duration,
     start_at: StartAt,
     policy: OutOfRangePolicy,
+    growth: Growth,
     protocol: Protocol,
     holdings: Holdings,
     /// Where partitions begin instead of at what was committed, from the decision to their start.
     jumps: HashMap<PartitionId, Offset>,
     /// Of which incarnation of their topic the partitions are taken for that were offered last, where that is known.
     incarnations: HashMap<PartitionId, u64>,
+    /// What the topics were when last asked about, and up to how many partitions it was told that they have grown.
+    known_topics: HashMap<String, TopicFacts>,
+    told_growth: HashMap<String, i32>,
+    /// Before partitions that are started and wait.
+    gates: Gates,
     deliveries: Deliveries<KafkaMessage>,
     commits: Commits,
     standing: Standing,
@@ -149,6 +156,7 @@ impl KafkaSource {
             topics,
             start_at,
             out_of_range,
+            growth,
             properties,
         } = settings;
         if topics.is_empty() {
@@ -158,7 +166,12 @@ impl KafkaSource {
         let config = consumer_config(&brokers, &group, &properties)?;
         let (consumer, flow) = Consumer::connect(&config, BATCH_MAX).map_err(client_refused)?;
         let waker = Waker::from(Arc::clone(consumer.bell()));
-        let aide = Aide::start(Arc::clone(&consumer), out_of_range.clone(), waker.clone())
+        let rules = Rules {
+            policy: out_of_range.clone(),
+            start_at,
+            growth,
+        };
+        let aide = Aide::start(Arc::clone(&consumer), rules, waker.clone())
             .map_err(|error| ConnectError::Client(error.into()))?;
         if let Err(error) = consumer.subscribe(&topics) {
             let reason = error.to_string();
@@ -170,10 +183,14 @@ impl KafkaSource {
             topics_interval: topics_interval(&config),
             start_at,
             policy: out_of_range,
+            growth,
             protocol: Protocol::Cooperative,
             holdings: Holdings::default(),
             jumps: HashMap::new(),
             incarnations: HashMap::new(),
+            known_topics: HashMap::new(),
+            told_growth: HashMap::new(),
+            gates: Gates::new(),
             deliveries: Deliveries::default(),
             commits: Commits::default(),
             standing: Standing::new(&config),
@@ -217,7 +234,11 @@ impl KafkaSource {
         }
         let list = list_of(starts.iter().map(|start| &start.partition));
         for (start, mut element) in starts.iter().zip(list.elements()) {
-            client.flow.forward(&start.partition);
+            if self.deliveries.is_barred(&start.partition) {
+                client.flow.hold(&start.partition);
+            } else {
+                client.flow.forward(&start.partition);
+            }
             let jump = self.jumps.remove(&start.partition);
             if let Some(to) = jump {
                 self.events.push_back(SourceEvent::Skipped(start.epoch, to));
@@ -297,16 +318,6 @@ impl KafkaSource {
             }
         }
     }
-}
-
-/// How often it is asked which topics there are: as often as the client asks for itself.
-fn topics_interval(config: &ClientConfig) -> Duration {
-    let set = config.get("topic.metadata.refresh.interval.ms");
-    let millis = set.and_then(|millis| millis.parse().ok());
-    // Its own -1 is for never.
-    millis.map_or(TOPICS_INTERVAL_DEFAULT, |millis: u64| {
-        Duration::from_millis(millis).max(TOPICS_INTERVAL_MIN)
-    })
 }
 
 impl StartAt {
@@ -402,6 +413,10 @@ impl Source for KafkaSource {
         for start in starts {
             if self.holdings.start(start) {
                 self.deliveries.begin(start.partition.clone(), start.epoch, start.from);
+                let gate = self.gates.get(start.partition.topic());
+                if gate.is_some_and(|gate| gate.is_before(start.partition.number())) {
+                    self.deliveries.bar(&start.partition);
+                }
             } else {
                 // The group has taken it back before it was started.
                 refused.push(start.epoch);

@@ -157,6 +157,7 @@ impl Group {
             topics: vec![self.topic.clone()],
             start_at: StartAt::Earliest,
             out_of_range: Default::default(),
+            growth: Default::default(),
             properties: "heartbeat.interval.ms=200\nsession.timeout.ms=6000".parse().unwrap(),
         };
         let (history, sabotage) = (self.history.clone(), self.sabotage);

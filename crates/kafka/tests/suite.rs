@@ -64,6 +64,7 @@ impl Harness for RealBroker {
             topics: vec![topic.to_owned()],
             start_at: StartAt::Earliest,
             out_of_range: Default::default(),
+            growth: Default::default(),
             // A member hears of a rebalance in the answer to a heartbeat.
             properties: "heartbeat.interval.ms=300\nsession.timeout.ms=6000".parse().unwrap(),
         })

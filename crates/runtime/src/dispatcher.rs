@@ -341,6 +341,17 @@ impl<S: Source> Dispatcher<S> {
                     owned.ledger.skip_to(to);
                 }
             }
+            Some(SourceEvent::Grown {
+                topic,
+                before,
+                after,
+                held,
+            }) => self.observer.observe(Event::TopicGrown {
+                topic: &topic,
+                before,
+                after,
+                held,
+            }),
             Some(SourceEvent::Trouble(trouble)) => self.observer.observe(Event::Trouble(&trouble)),
         }
         self.records = records;

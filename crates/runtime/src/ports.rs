@@ -121,6 +121,17 @@ pub enum SourceEvent {
     Skipped(AssignmentEpoch, Offset),
     /// The log's end, i.e. the offset after its last record, as far as the source knows it.
     Ends(Vec<(AssignmentEpoch, Offset)>),
+    /// A topic has more partitions than before.
+    Grown {
+        /// The topic.
+        topic: String,
+        /// How many it had.
+        before: i32,
+        /// How many it has.
+        after: i32,
+        /// Whether the new ones wait until what the others had is settled.
+        held: bool,
+    },
     /// Something is wrong and may pass; the source keeps trying.
     Trouble(SourceTrouble),
 }
@@ -383,6 +394,17 @@ pub enum Event<'a> {
     DeadLetterFailed(&'a DeadLetter, &'a DeadLetterError),
     /// A partition's watermark has not moved for this long; the record blocks it.
     Stuck(RecordId, Duration),
+    /// A topic has more partitions than before: a key's records may go to another partition from now on.
+    TopicGrown {
+        /// The topic.
+        topic: &'a str,
+        /// How many it had.
+        before: i32,
+        /// How many it has.
+        after: i32,
+        /// Whether the new ones wait until what the others had is settled.
+        held: bool,
+    },
     /// The source is in trouble.
     Trouble(&'a SourceTrouble),
     /// The order checker found this.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use seriatim_engine::budget::Limits;
 use seriatim_engine::retry::Retry;
+use seriatim_kafka::growth::Growth;
 use seriatim_kafka::range::OutOfRange;
 use seriatim_runtime::backend::Backend;
 use seriatim_runtime::dispatcher::DispatcherConfig;
@@ -125,6 +126,13 @@ impl Builder<Cluster> {
     /// Says it for one topic.
     pub fn topic_out_of_range(mut self, topic: impl Into<String>, policy: OutOfRange) -> Self {
         self.backend = self.backend.topic_out_of_range(topic, policy);
+        self
+    }
+
+    /// Says what becomes of partitions that are added to a topic while it is read. By default they are started at once,
+    /// and it is told; [`Growth::Hold`] lets them wait for what the others had.
+    pub fn growth(mut self, growth: Growth) -> Self {
+        self.backend = self.backend.growth(growth);
         self
     }
 }

@@ -4,6 +4,7 @@ use std::task::Waker;
 
 use seriatim_kafka::config::{ConfigError, Properties};
 use seriatim_kafka::dead_letters::KafkaDeadLetters;
+use seriatim_kafka::growth::Growth;
 use seriatim_kafka::range::{OutOfRange, OutOfRangePolicy};
 use seriatim_kafka::source::{ConnectError, KafkaSource, SourceSettings, StartAt};
 use seriatim_runtime::backend::Backend;
@@ -15,6 +16,7 @@ pub struct Cluster {
     properties: Properties,
     start_at: StartAt,
     out_of_range: OutOfRangePolicy,
+    growth: Growth,
 }
 
 impl Cluster {
@@ -25,6 +27,7 @@ impl Cluster {
             properties: Properties::default(),
             start_at: StartAt::default(),
             out_of_range: OutOfRangePolicy::default(),
+            growth: Growth::default(),
         }
     }
 
@@ -59,6 +62,12 @@ impl Cluster {
         self.out_of_range.set_topic(topic, policy);
         self
     }
+
+    /// Says what becomes of partitions that are added to a topic while it is read: [`Growth::Warn`] unless it is said.
+    pub fn growth(mut self, growth: Growth) -> Self {
+        self.growth = growth;
+        self
+    }
 }
 
 /// Why a cluster's clients cannot be made.
@@ -88,6 +97,7 @@ impl Backend for Cluster {
             topics: topics.to_vec(),
             start_at: self.start_at,
             out_of_range: self.out_of_range,
+            growth: self.growth,
             properties: self.properties,
         })?)
     }

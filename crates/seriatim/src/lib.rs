@@ -50,6 +50,7 @@ pub mod prelude {
     pub use crate::{Builder, Cluster, Handle, Seriatim, Stats, blocking};
     pub use seriatim_engine::budget::Limits;
     pub use seriatim_engine::retry::Retry;
+    pub use seriatim_kafka::growth::Growth;
     pub use seriatim_kafka::range::OutOfRange;
     pub use seriatim_runtime::context::Context;
     pub use seriatim_runtime::failure::Failure;

@@ -71,6 +71,25 @@ impl Observer for LogEvents {
             Event::Stuck(record, stood) => {
                 tracing::warn!(%record, ?stood, "the commit watermark stands still: this record is not settled");
             }
+            Event::TopicGrown {
+                topic,
+                before,
+                after,
+                held: false,
+            } => tracing::warn!(
+                "topic {topic} has grown from {before} to {after} partitions: records of a key may go to another partition \
+                 from now on, and do not wait for those of the same key that lie in the one before, unless that is asked \
+                 for by `--growth hold` (in a program: `Growth::Hold`)"
+            ),
+            Event::TopicGrown {
+                topic,
+                before,
+                after,
+                held: true,
+            } => tracing::warn!(
+                "topic {topic} has grown from {before} to {after} partitions: records of a key may go to another partition \
+                 from now on; the new partitions wait until all that the others have now is settled and committed"
+            ),
             Event::Trouble(trouble) => tracing::warn!("{trouble}"),
             Event::Violation(violation) => tracing::error!("order violated: {violation}"),
             _ => {}

@@ -21,6 +21,7 @@ pub fn source(spec: &Spec) -> anyhow::Result<KafkaSource> {
         topics: vec![spec.topic.clone()],
         start_at: Default::default(),
         out_of_range: Default::default(),
+        growth: Default::default(),
         properties: properties(&spec.properties)?,
     })?;
     Ok(source)
@@ -57,7 +58,13 @@ impl<S: Source> Reader<S> {
                 Some(SourceEvent::Assigned(granted)) => self.begin(granted),
                 Some(SourceEvent::Trouble(trouble)) => eprintln!("{trouble}"),
                 Some(SourceEvent::Revoked(_) | SourceEvent::Lost(_)) => bail!("partitions were taken away"),
-                Some(SourceEvent::Committed(_) | SourceEvent::Skipped(..) | SourceEvent::Ends(_)) | None => {}
+                Some(
+                    SourceEvent::Committed(_)
+                    | SourceEvent::Skipped(..)
+                    | SourceEvent::Ends(_)
+                    | SourceEvent::Grown { .. },
+                )
+                | None => {}
             }
             ensure!(
                 heard.elapsed() < PATIENCE,

@@ -36,6 +36,7 @@ impl PlainPool {
             topics: vec![topic.to_owned()],
             start_at: StartAt::default(),
             out_of_range: Default::default(),
+            growth: Default::default(),
             properties: EmbeddedBroker::properties(),
         };
         let stop = Arc::new(AtomicBool::new(false));

@@ -47,6 +47,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "[TOPIC=]POLICY")]
     out_of_range: Vec<RangeRule>,
 
+    /// What becomes of partitions that are added to a topic while it is read
+    #[arg(long, value_name = "POLICY", default_value = "warn")]
+    growth: GrowthPolicy,
+
     /// Which part of a record names its session: `key`, `header:NAME` or `json:/pointer`
     #[arg(long, value_name = "PLACE", default_value = "key")]
     pub(super) session_by: SessionBy,
@@ -150,6 +154,15 @@ enum Begin {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum GrowthPolicy {
+    /// They are started at once, and it is told
+    Warn,
+    /// They wait until all that the others had is settled: a key that moves to a new partition keeps its order. One that
+    /// moves between two old ones does not, so multiply the number of partitions
+    Hold,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Missing {
     /// It becomes a dead letter
     DeadLetter,
@@ -180,6 +193,10 @@ impl Args {
             .start_at(match self.offset {
                 Begin::Start => StartAt::Earliest,
                 Begin::End => StartAt::Latest,
+            })
+            .growth(match self.growth {
+                GrowthPolicy::Warn => Growth::Warn,
+                GrowthPolicy::Hold => Growth::Hold,
             });
         self.out_of_range
             .iter()

@@ -19,6 +19,7 @@ pub(crate) fn commit(topic: &str, group: &str, watermark: i64, metadata: &str) {
         topics: vec![topic.to_owned()],
         start_at: StartAt::Earliest,
         out_of_range: Default::default(),
+        growth: Default::default(),
         properties: Properties::default(),
     })
     .unwrap();

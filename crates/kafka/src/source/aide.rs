@@ -3,6 +3,7 @@
 //! The source's own thread takes outcomes, commits and answers the group. It cannot wait for a coordinator that is away,
 //! and least of all for a record that a handler keeps for an hour: the client is destroyed only after the last one.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::task::Waker;
@@ -13,8 +14,10 @@ use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::ports::Granted;
 
+use super::StartAt;
 use super::range::Search;
 use crate::commit::is_retriable;
+use crate::growth::{Gate, Growth};
 use crate::native::client::Consumer;
 use crate::native::event::Notice;
 use crate::native::topics::TopicFacts;
@@ -38,17 +41,37 @@ pub(super) enum Errand {
     Extent(Search),
     /// Which topics are these by now?
     Topics(Vec<String>),
+    /// Have old partitions got to where they ended when their topic had grown?
+    Gates(Gates),
+}
+
+/// By topic.
+pub(super) type Gates = HashMap<String, Gate>;
+
+/// What the answers depend on.
+pub(super) struct Rules {
+    pub(super) policy: OutOfRangePolicy,
+    pub(super) start_at: StartAt,
+    pub(super) growth: Growth,
+}
+
+/// What was found out about partitions that the group has given.
+pub(super) struct Found {
+    /// With the extents of those logs that had to be asked for, and could.
+    pub(super) granted: Vec<(Granted, Option<Extent>)>,
+    /// Before those of them that are new, and have to wait.
+    pub(super) gates: Gates,
 }
 
 /// What was found out.
 pub(super) enum Finding {
-    /// With the extents of those logs that had to be asked for, and could.
-    Committed(Ticket, Result<Vec<(Granted, Option<Extent>)>, Notice>),
+    Committed(Ticket, Result<Found, Notice>),
     Ends(Vec<(AssignmentEpoch, Offset)>),
     /// With the topic's incarnation, as far as that is known.
     Extent(Search, Option<Extent>, Option<u64>),
     /// Nothing, when nobody has answered.
     Topics(Vec<TopicFacts>),
+    Gates(Gates),
 }
 
 /// The thread's end at the source.
@@ -60,12 +83,12 @@ pub(super) struct Aide {
 
 impl Aide {
     /// Starts the thread. It rings `waker` when something was found.
-    pub(super) fn start(consumer: Arc<Consumer>, policy: OutOfRangePolicy, waker: Waker) -> std::io::Result<Self> {
+    pub(super) fn start(consumer: Arc<Consumer>, rules: Rules, waker: Waker) -> std::io::Result<Self> {
         let (errands, received) = sync_channel(WAITING_MAX);
         let (found, findings) = sync_channel(WAITING_MAX);
         let thread = thread::Builder::new()
             .name("seriatim-aide".to_owned())
-            .spawn(move || run(&consumer, &policy, &received, &found, &waker))?;
+            .spawn(move || run(&consumer, &rules, &received, &found, &waker))?;
         Ok(Self {
             errands,
             findings,
@@ -102,7 +125,7 @@ impl Aide {
 /// Until the source has let go of the other end. This thread's reference to the client is then the last.
 fn run(
     consumer: &Arc<Consumer>,
-    policy: &OutOfRangePolicy,
+    rules: &Rules,
     errands: &Receiver<Errand>,
     found: &SyncSender<Finding>,
     waker: &Waker,
@@ -110,9 +133,7 @@ fn run(
     while let Ok(errand) = errands.recv() {
         let finding = match errand {
             Errand::Committed(ticket, partitions) => {
-                let granted = consumer.committed(&partitions, ANSWER_TIMEOUT);
-                let granted = granted.and_then(|granted| with_incarnations(consumer, granted));
-                Finding::Committed(ticket, granted.map(|granted| with_extents(consumer, policy, granted)))
+                Finding::Committed(ticket, committed(consumer, rules, &partitions))
             }
             Errand::Ends(partitions) => Finding::Ends(ends_of(consumer, partitions)),
             Errand::Extent(search) => {
@@ -123,6 +144,12 @@ fn run(
                 Finding::Extent(search, extent, incarnation)
             }
             Errand::Topics(names) => Finding::Topics(consumer.topics(&names, ANSWER_TIMEOUT).unwrap_or_default()),
+            Errand::Gates(mut gates) => {
+                for (topic, gate) in &mut gates {
+                    look_behind(consumer, rules, topic, gate);
+                }
+                Finding::Gates(gates)
+            }
         };
         if found.send(finding).is_err() {
             return;
@@ -131,25 +158,97 @@ fn run(
     }
 }
 
-/// After the commits were asked for: a topic that is created anew in between has a commit that is not believed. A cluster
-/// that cannot tell leaves it open.
-fn with_incarnations(consumer: &Consumer, mut granted: Vec<Granted>) -> Result<Vec<Granted>, Notice> {
-    let mut names: Vec<String> = granted
-        .iter()
-        .map(|granted| granted.partition.topic().to_owned())
-        .collect();
-    names.sort_unstable();
-    names.dedup();
-    let topics = match consumer.topics(&names, ANSWER_TIMEOUT) {
-        Ok(topics) => topics,
-        Err(notice) if is_retriable(notice.code) => return Err(notice),
-        Err(_) => Vec::new(),
-    };
+/// What is committed for these partitions, of which topics they are, and which of them have to wait.
+fn committed(consumer: &Consumer, rules: &Rules, partitions: &[PartitionId]) -> Result<Found, Notice> {
+    let mut granted = consumer.committed(partitions, ANSWER_TIMEOUT)?;
+    // After the commits: a topic that is created anew in between has a commit that is not believed.
+    let topics = topics_of(consumer, &granted)?;
     for granted in &mut granted {
         let topic = topics.iter().find(|topic| topic.name == granted.partition.topic());
         granted.incarnation = topic.and_then(|topic| topic.incarnation);
     }
-    Ok(granted)
+    let gates = match rules.growth {
+        Growth::Warn => Gates::new(),
+        Growth::Hold => gates_before(consumer, rules, &topics, &granted)?,
+    };
+    let granted = with_extents(consumer, &rules.policy, granted);
+    Ok(Found { granted, gates })
+}
+
+/// What there is to know about the topics of these partitions. A cluster that cannot tell leaves it open.
+fn topics_of(consumer: &Consumer, granted: &[Granted]) -> Result<Vec<TopicFacts>, Notice> {
+    let names: BTreeSet<&str> = granted.iter().map(|granted| granted.partition.topic()).collect();
+    let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
+    match consumer.topics(&names, ANSWER_TIMEOUT) {
+        Ok(topics) => Ok(topics),
+        Err(notice) if is_retriable(notice.code) => Err(notice),
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// The closed gates before those of the granted partitions that are new.
+fn gates_before(
+    consumer: &Consumer,
+    rules: &Rules,
+    topics: &[TopicFacts],
+    granted: &[Granted],
+) -> Result<Gates, Notice> {
+    let mut gates = Gates::new();
+    for topic in topics {
+        let uncommitted = |granted: &&Granted| granted.partition.topic() == topic.name && granted.committed.is_none();
+        let Some(last) = granted
+            .iter()
+            .filter(uncommitted)
+            .map(|granted| granted.partition.number())
+            .max()
+        else {
+            continue;
+        };
+        let all: Vec<_> = (0..topic.partitions)
+            .map(|number| PartitionId::new(topic.name.as_str(), number))
+            .collect();
+        let mut answers = consumer.committed(&all, ANSWER_TIMEOUT)?;
+        answers.sort_by_key(|answer| answer.partition.number());
+        let committed: Vec<_> = answers.iter().map(|answer| answer.committed).collect();
+        let Some(mut gate) = Gate::before_new(&committed).filter(|gate| gate.is_before(last)) else {
+            continue;
+        };
+        look_behind(consumer, rules, &topic.name, &mut gate);
+        if !gate.is_open() {
+            gates.insert(topic.name.clone(), gate);
+        }
+    }
+    Ok(gates)
+}
+
+/// Asks how far the old partitions have got. What does not answer is waited for.
+fn look_behind(consumer: &Consumer, rules: &Rules, topic: &str, gate: &mut Gate) {
+    let ends: HashMap<i32, Option<Offset>> = gate.waits_for().collect();
+    let waited: Vec<_> = ends.keys().map(|number| PartitionId::new(topic, *number)).collect();
+    let Ok(answers) = consumer.committed(&waited, ANSWER_TIMEOUT) else {
+        return;
+    };
+    for Granted {
+        partition, committed, ..
+    } in answers
+    {
+        let number = partition.number();
+        let (settled_to, end) = match (committed, ends[&number]) {
+            (Some(committed), Some(end)) => (committed, end),
+            (committed, _) => {
+                let Some((begin, end)) = consumer.ask_extent(&partition, ANSWER_TIMEOUT) else {
+                    continue;
+                };
+                // Nothing is committed yet: what is unsettled begins where it is begun.
+                let first = match rules.start_at {
+                    StartAt::Earliest => begin,
+                    StartAt::Latest => end,
+                };
+                (committed.unwrap_or(first), end)
+            }
+        };
+        gate.note(number, settled_to, end);
+    }
 }
 
 /// What is told beside a commit of offsets is believed only by who knows where the log ends; and to go on elsewhere than at

@@ -3,11 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use rdkafka::config::ClientConfig;
 use seriatim_engine::record::PartitionId;
 use seriatim_runtime::clock;
 use seriatim_runtime::ports::{SourceEvent, SourceTrouble};
 
-use super::aide::{Errand, Finding};
+use super::aide::{Errand, Finding, Found};
 use super::range::Search;
 use super::{ClientParts, KafkaSource};
 use crate::commit::Answer;
@@ -27,7 +28,10 @@ pub(super) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// How often it is asked which topics there are by now, unless `topic.metadata.refresh.interval.ms` says otherwise: as often
 /// as the client itself asks.
-pub(super) const TOPICS_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
+const TOPICS_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
+
+/// A client may be told to ask for its topics in each millisecond. We need not.
+const TOPICS_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// What is to be asked, and when.
 #[derive(Debug, Default)]
@@ -40,6 +44,7 @@ pub(super) struct Questions {
     ends_asked: bool,
     topics_due: Option<Instant>,
     topics_asked: bool,
+    gates_due: Option<Instant>,
 }
 
 impl Questions {
@@ -51,6 +56,7 @@ impl Questions {
             .chain(searches)
             .chain(self.ends_due)
             .chain(self.topics_due)
+            .chain(self.gates_due)
             .min();
         next.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
     }
@@ -64,6 +70,11 @@ impl Questions {
     /// Asks a little later what is committed.
     pub(super) fn ask_committed_later(&mut self, ticket: Ticket, now: Instant) {
         self.committed.push((ticket, now + ASK_AGAIN_AFTER));
+    }
+
+    /// Looks, when it is due, whether new partitions may be started.
+    pub(super) fn look_at_gates(&mut self, due: Instant) {
+        self.gates_due.get_or_insert(due);
     }
 
     /// Searches when it is due.
@@ -80,6 +91,16 @@ impl Questions {
         let due = self.committed.extract_if(.., |(_, due)| *due <= now);
         due.map(|(ticket, _)| ticket).collect()
     }
+}
+
+/// How often it is asked which topics there are: as often as the client asks for itself.
+pub(super) fn topics_interval(config: &ClientConfig) -> Duration {
+    let set = config.get("topic.metadata.refresh.interval.ms");
+    let millis = set.and_then(|millis| millis.parse().ok());
+    // Its own -1 is for never.
+    millis.map_or(TOPICS_INTERVAL_DEFAULT, |millis: u64| {
+        Duration::from_millis(millis).max(TOPICS_INTERVAL_MIN)
+    })
 }
 
 impl KafkaSource {
@@ -232,12 +253,13 @@ impl KafkaSource {
 
     fn take_finding(&mut self, finding: Finding) {
         match finding {
-            Finding::Committed(ticket, Ok(answers)) => {
-                let extents: HashMap<_, _> = answers
+            Finding::Committed(ticket, Ok(Found { granted, gates })) => {
+                self.close_gates(gates);
+                let extents: HashMap<_, _> = granted
                     .iter()
                     .filter_map(|(granted, extent)| Some((granted.partition.clone(), (*extent)?)))
                     .collect();
-                let granted = answers.into_iter().map(|(granted, _)| granted).collect();
+                let granted = granted.into_iter().map(|(granted, _)| granted).collect();
                 let mut offered = Vec::new();
                 for granted in self.holdings.offer(ticket, granted) {
                     let extent = extents.get(&granted.partition).copied();
@@ -266,8 +288,10 @@ impl KafkaSource {
                     if let Some(incarnation) = topic.incarnation {
                         self.note_incarnation(&topic.name, incarnation);
                     }
+                    self.note_partitions(topic);
                 }
             }
+            Finding::Gates(gates) => self.gates_looked_at(gates),
         }
     }
 
@@ -283,27 +307,32 @@ impl KafkaSource {
             self.ask_ends();
         }
         if self.questions.topics_due.is_some_and(|due| due <= now) {
-            self.questions.topics_due = Some(now + self.topics_interval);
-            self.ask_topics();
+            let is_asked = self.ask_topics();
+            let next = if is_asked {
+                self.topics_interval
+            } else {
+                ASK_AGAIN_AFTER
+            };
+            self.questions.topics_due = Some(now + next);
+        }
+        if self.questions.gates_due.is_some_and(|due| due <= now) {
+            self.questions.gates_due = None;
+            self.ask_gates(now);
         }
     }
 
-    /// Asks about the topics that are read, and those that are to be: another member may own all of one.
-    fn ask_topics(&mut self) {
-        let Some(ClientParts { aide, .. }) = &self.client else {
-            return;
+    /// Asks about the topics that are read, and those that are to be: another member may own all of one. Returns whether it
+    /// did: not while an earlier answer is awaited, which may be from before the reason to ask.
+    fn ask_topics(&mut self) -> bool {
+        let Some(client) = self.client.as_ref().filter(|_| !self.questions.topics_asked) else {
+            return false;
         };
         let owned = self.holdings.owned().map(|(_, partition)| partition.topic());
-        let named = self
-            .topics
-            .iter()
-            .map(String::as_str)
-            .filter(|topic| !topic.starts_with('^'));
-        let names: BTreeSet<&str> = owned.chain(named).collect();
-        if !self.questions.topics_asked && !names.is_empty() {
-            let names = names.into_iter().map(str::to_owned).collect();
-            self.questions.topics_asked = aide.send(Errand::Topics(names));
-        }
+        let named = self.topics.iter().map(String::as_str);
+        let names: BTreeSet<&str> = owned.chain(named.filter(|topic| !topic.starts_with('^'))).collect();
+        let names = names.into_iter().map(str::to_owned).collect();
+        self.questions.topics_asked = client.aide.send(Errand::Topics(names));
+        self.questions.topics_asked
     }
 
     fn ask_committed(&mut self, ticket: Ticket, now: Instant) {

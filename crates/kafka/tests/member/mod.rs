@@ -11,6 +11,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use seriatim_engine::assignment::{AssignmentEpoch, Assignments};
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_kafka::config::Properties;
+use seriatim_kafka::growth::Growth;
 use seriatim_kafka::range::{OutOfRange, OutOfRangePolicy};
 use seriatim_kafka::source::{KafkaMessage, KafkaSource, SourceSettings, StartAt};
 use seriatim_runtime::message::Message;
@@ -41,6 +42,8 @@ pub(crate) struct Member {
     pub(crate) refused: Vec<String>,
     pub(crate) ends: HashMap<AssignmentEpoch, Offset>,
     pub(crate) troubles: Vec<SourceTrouble>,
+    /// From how many partitions to how many its topic has grown, and whether the new ones wait.
+    pub(crate) grown: Vec<(i32, i32, bool)>,
     /// Delivered offsets, by partition.
     pub(crate) seen: BTreeMap<i32, Vec<i64>>,
     pub(crate) messages: Vec<KafkaMessage>,
@@ -55,6 +58,22 @@ impl Member {
     pub(crate) fn join_with(brokers: &str, topic: &str, group: &str, properties: &[&str], policy: OutOfRange) -> Self {
         let mut out_of_range = OutOfRangePolicy::default();
         out_of_range.set(policy);
+        Self::join_by(brokers, topic, group, properties, out_of_range, Growth::Warn)
+    }
+
+    pub(crate) fn join_growing(topic: &str, group: &str, properties: &[&str], growth: Growth) -> Self {
+        let out_of_range = OutOfRangePolicy::default();
+        Self::join_by(self::brokers(), topic, group, properties, out_of_range, growth)
+    }
+
+    fn join_by(
+        brokers: &str,
+        topic: &str,
+        group: &str,
+        properties: &[&str],
+        out_of_range: OutOfRangePolicy,
+        growth: Growth,
+    ) -> Self {
         let properties: Properties = [QUICK, properties].concat().join("\n").parse().unwrap();
         let (source, _waker) = KafkaSource::connect(SourceSettings {
             brokers: brokers.to_owned(),
@@ -62,6 +81,7 @@ impl Member {
             topics: vec![topic.to_owned()],
             start_at: StartAt::Earliest,
             out_of_range,
+            growth,
             properties,
         })
         .unwrap();
@@ -77,6 +97,7 @@ impl Member {
             refused: Vec::new(),
             ends: HashMap::new(),
             troubles: Vec::new(),
+            grown: Vec::new(),
             seen: BTreeMap::new(),
             messages: Vec::new(),
             records: Records::default(),
@@ -113,6 +134,9 @@ impl Member {
                 self.seen.entry(number).or_default().retain(|seen| *seen < to.get());
             }
             Some(SourceEvent::Ends(ends)) => self.ends.extend(ends),
+            Some(SourceEvent::Grown {
+                before, after, held, ..
+            }) => self.grown.push((before, after, held)),
             Some(SourceEvent::Trouble(trouble)) => self.troubles.push(trouble),
         }
     }

@@ -114,7 +114,11 @@ impl<S: Source> Traced<S> {
                 let refused = std::mem::take(&mut self.unanswered);
                 self.note_answer(refused, false);
             }
-            SourceEvent::Records | SourceEvent::Skipped(..) | SourceEvent::Ends(_) | SourceEvent::Trouble(_) => {}
+            SourceEvent::Records
+            | SourceEvent::Skipped(..)
+            | SourceEvent::Ends(_)
+            | SourceEvent::Grown { .. }
+            | SourceEvent::Trouble(_) => {}
         }
     }
 

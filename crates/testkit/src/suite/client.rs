@@ -66,7 +66,7 @@ impl<S: Source> Client<S> {
             Some(SourceEvent::Skipped(epoch, to)) => {
                 panic!("{epoch:?} goes on at {to}, and nothing is gone from its log")
             }
-            Some(SourceEvent::Trouble(_)) | None => {}
+            Some(SourceEvent::Grown { .. } | SourceEvent::Trouble(_)) | None => {}
         }
     }
 
