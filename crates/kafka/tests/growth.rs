@@ -4,13 +4,13 @@ mod member;
 
 use std::time::Duration;
 
-use member::{Member, brokers, for_a_while, named, produce, until};
+use member::{Member, WAIT, brokers, for_a_while, named, produce, until};
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use seriatim_engine::record::Offset;
 use seriatim_kafka::growth::Growth;
-use seriatim_runtime::ports::{Commit, CommitMode, Source};
+use seriatim_runtime::ports::{Commit, Source};
 use tokio::runtime::Builder;
 
 /// How soon a member sees that a topic has grown.
@@ -38,7 +38,7 @@ fn commit(member: &mut Member, number: i32, watermark: i64) {
         watermark: Offset::new(watermark),
         metadata: String::new(),
     };
-    member.source.commit(&[commit], CommitMode::Wait).unwrap();
+    member.source.commit(&[commit], WAIT).unwrap();
 }
 
 fn seen(member: &Member, number: i32) -> usize {

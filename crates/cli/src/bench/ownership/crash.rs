@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::Serialize;
-use seriatim::engine::record::{PartitionId, RecordId};
+use seriatim::engine::record::{Offset, PartitionId, RecordId};
 use seriatim_testkit::history::merge::Merged;
-use seriatim_testkit::history::{Ended, EpochNumber, What};
+use seriatim_testkit::history::{AckMap, Ended, EpochNumber, What};
 
 use super::super::workload::{PARTITIONS, Spread, Workload};
 use super::{Arena, Process};
@@ -28,7 +28,7 @@ pub(super) struct Figures {
     /// What it had settled when it was killed,
     settled: usize,
     /// what of that no commit had said yet that was answered; commits are made once a second,
-    settled_since_commit: usize,
+    uncommitted: usize,
     /// and how many handlers ran.
     in_flight: usize,
     /// What the next process started that had been settled.
@@ -67,14 +67,27 @@ pub(super) fn measure(arena: &Arena, records: u64, sessions: u32) -> anyhow::Res
     Ok((figures, arena.verify(&files, false)?))
 }
 
+/// What a commit has said to be settled.
+struct Said<'a> {
+    watermark: Offset,
+    above: &'a AckMap,
+}
+
+impl Said<'_> {
+    fn has(&self, offset: Offset) -> bool {
+        let before = self.above.partition_point(|range| *range.end() < offset);
+        offset < self.watermark || self.above.get(before).is_some_and(|range| range.contains(&offset))
+    }
+}
+
 impl Figures {
     fn of(merged: &Merged) -> anyhow::Result<Self> {
         let mut settled = HashMap::<&RecordId, Duration>::new();
+        let mut said = HashMap::<&PartitionId, Said<'_>>::new();
         let mut running = HashSet::<&RecordId>::new();
         let mut partitions = HashMap::<EpochNumber, &PartitionId>::new();
-        // By partition: when the last commit was sent that is under way, and the last that was answered well.
-        let mut sent = HashMap::<&PartitionId, Duration>::new();
-        let mut committed = HashMap::<&PartitionId, Duration>::new();
+        // By partition: the commit that is under way. In `said`: the last that was answered well.
+        let mut sent = HashMap::<&PartitionId, Said<'_>>::new();
         let mut repeated = HashSet::<&RecordId>::new();
         let mut cut_short = 0;
         for entry in &merged.entries {
@@ -87,16 +100,16 @@ impl Figures {
                     }
                 }
                 (0, What::Assign { epoch, partition, .. }) => drop(partitions.insert(*epoch, partition)),
-                (0, What::CommitSent(epoch, ..)) => {
+                (0, What::CommitSent(epoch, watermark, above)) => {
                     if let Some(partition) = partitions.get(epoch) {
-                        sent.insert(partition, entry.at);
+                        let watermark = *watermark;
+                        sent.insert(partition, Said { watermark, above });
                     }
                 }
                 (0, What::CommitAnswered(epoch, true)) => {
-                    let answered = partitions
-                        .get(epoch)
-                        .and_then(|partition| Some((*partition, sent.remove(partition)?)));
-                    committed.extend(answered);
+                    if let Some(partition) = partitions.get(epoch) {
+                        said.extend(sent.remove(partition).map(|commit| (*partition, commit)));
+                    }
                 }
                 (0, What::MapCut(_)) => cut_short += 1,
                 (1, What::Start { record, .. }) if settled.contains_key(record) => drop(repeated.insert(record)),
@@ -105,13 +118,14 @@ impl Figures {
         }
         let first = settled.values().min().context("the first process settled nothing")?;
         let last = settled.values().max().context("the first process settled nothing")?;
-        let uncommitted = settled
-            .iter()
-            .filter(|(record, at)| committed.get(&record.partition).is_none_or(|sent| *at > sent));
+        let uncommitted = settled.keys().filter(|record| {
+            let said = said.get(&record.partition);
+            said.is_none_or(|said| !said.has(record.offset))
+        });
         Ok(Self {
             rate: settled.len() as f64 / (*last - *first).as_secs_f64().max(0.001),
             settled: settled.len(),
-            settled_since_commit: uncommitted.count(),
+            uncommitted: uncommitted.count(),
             in_flight: running.len(),
             repeats: repeated.len(),
             cut_short,
@@ -124,17 +138,14 @@ impl Figures {
         let _ = writeln!(text, "\nkilled at {rate} records/s, with a record stuck from the start");
         for (what, figure) in [
             ("records were settled", self.settled),
-            (
-                "of them since the last commit that was answered",
-                self.settled_since_commit,
-            ),
+            ("of them no commit had said that was answered", self.uncommitted),
             ("handlers ran", self.in_flight),
             ("records were handled again", self.repeats),
             ("commits had no room for all that was settled", self.cut_short),
         ] {
             let _ = writeln!(text, "  {:>12} {what}", grouped(figure as u64));
         }
-        let most = self.settled_since_commit + self.in_flight;
+        let most = self.uncommitted + self.in_flight;
         let met = if self.repeats <= most { "met   " } else { "MISSED" };
         let _ = writeln!(
             text,
