@@ -7,7 +7,7 @@
 //! follows), a byte that tells the form, and the body. Of two forms the shorter is used: *runs*, the lengths of gap and
 //! settled run in turn from the watermark on, as LEB128; and *bits*, one bit an offset from the watermark on.
 //!
-//! The [trail](crate::trail) may follow it, separated by `;`, which no part has in it.
+//! The [trail] may follow it, separated by `;`, which no part has in it.
 //!
 //! Whatever is not such a text is refused as a whole: a record is never skipped on doubt.
 
