@@ -31,6 +31,13 @@ const WAITING_MAX: usize = 16;
 /// How long a coordinator or a leader is waited for. A question that fails is asked again by the source.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the logs' ends are asked for at an assignment. A partition whose leader died has another within ten seconds or so;
+/// without an answer, what was settled above its watermark is repeated, and the others have waited for it.
+const EXTENTS_WITHIN: Duration = Duration::from_secs(15);
+
+/// How soon after a refusal.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
 /// Something to find out.
 pub(super) enum Errand {
     /// What is committed for these partitions?
@@ -258,15 +265,27 @@ fn with_extents(
     policy: &OutOfRangePolicy,
     granted: Vec<Granted>,
 ) -> Vec<(Granted, Option<Extent>)> {
+    let deadline = Instant::now() + EXTENTS_WITHIN;
     let with_extent = |mut granted: Granted| {
         let moves = policy.of(granted.partition.topic()) != OutOfRange::Stop && granted.committed.is_some();
         let extent = (moves || granted.needs_end() || granted.is_of_former_topic())
-            .then(|| consumer.ask_extent(&granted.partition, ANSWER_TIMEOUT))
+            .then(|| extent_by(consumer, &granted.partition, deadline))
             .flatten();
         granted.end = extent.map(|(_, end)| end);
         (granted, extent)
     };
     granted.into_iter().map(with_extent).collect()
+}
+
+/// Asks until there is an answer, or it is too late; once at least.
+fn extent_by(consumer: &Consumer, partition: &PartitionId, deadline: Instant) -> Option<Extent> {
+    loop {
+        let extent = consumer.ask_extent(partition, ANSWER_TIMEOUT);
+        if extent.is_some() || Instant::now() >= deadline {
+            return extent;
+        }
+        thread::sleep(ASKED_AGAIN_AFTER);
+    }
 }
 
 fn ends_of(consumer: &Consumer, partitions: Vec<(AssignmentEpoch, PartitionId)>) -> Vec<(AssignmentEpoch, Offset)> {
