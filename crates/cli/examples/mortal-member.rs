@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 1_000;
 const READ_MAX: usize = 10_000;
 
 /// What the last commit of a drain may take beyond the drain's timeout.
-const LAST_COMMIT_MAX_MS: u64 = 6_000;
+const LAST_COMMIT_MAX_MS: u64 = 3_000;
 
 /// What it is told.
 #[derive(Deserialize)]

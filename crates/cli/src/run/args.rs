@@ -22,7 +22,7 @@ use crate::units::{bytes, duration, positive_duration};
 const READ_MAX: usize = 10_000;
 
 /// What the commit at the end of a drain may take beyond the drain's timeout, when the coordinator is slow to answer.
-const LAST_COMMIT_MAX: Duration = Duration::from_secs(6);
+const LAST_COMMIT_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

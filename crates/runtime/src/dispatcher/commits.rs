@@ -16,12 +16,23 @@ const LEASE_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a commit that is waited for may take. The dispatcher stands still meanwhile, but no handler does; and while
 /// the coordinator moves, a few seconds are usual.
-pub(super) const COMMIT_WAIT_MAX: Duration = Duration::from_secs(5);
+const COMMIT_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What the last commit of a drain is given also when the drain's time is over: a few round trips.
-pub(super) const LAST_COMMIT_WAIT: Duration = Duration::from_secs(1);
+/// How long also when a drain's time is over: a few round trips.
+const COMMIT_WAIT_MIN: Duration = Duration::from_secs(1);
+
+/// How long a commit may be waited for, with a drain that is to end by `deadline`.
+pub(super) fn patience(deadline: Option<Instant>, now: Instant) -> Duration {
+    let left = deadline.map_or(COMMIT_WAIT_MAX, |deadline| deadline.saturating_duration_since(now));
+    left.clamp(COMMIT_WAIT_MIN, COMMIT_WAIT_MAX)
+}
 
 impl<S: Source> Dispatcher<S> {
+    /// How long a commit may be waited for while drains are under way.
+    pub(super) fn patience(&self, now: Instant) -> Duration {
+        patience(self.drains.iter().map(|drain| drain.deadline).min(), now)
+    }
+
     /// The commits of those among `epochs` for which the broker does not know how far they have got.
     pub(super) fn commits_of(&mut self, epochs: &[AssignmentEpoch]) -> Vec<Commit> {
         let mut commits = Vec::new();

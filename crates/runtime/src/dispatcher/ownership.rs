@@ -11,7 +11,7 @@ use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_engine::trail::{self, ATTEMPTS_TOLD_MAX, CRASHES_MAX, Suspicion, Trail};
 
 use super::Dispatcher;
-use super::commits::{COMMIT_WAIT_MAX, LAST_COMMIT_WAIT};
+use super::commits::patience;
 use super::standing::{Ages, Progress};
 use super::suspects::Withheld;
 use crate::mail::ToWorker;
@@ -336,8 +336,7 @@ impl<S: Source> Dispatcher<S> {
         }
         // Tried again until the deadline. Without it the next owner repeats what was settled since the last commit:
         // nothing is lost.
-        let left = drain.deadline.saturating_duration_since(now);
-        let at_most = left.clamp(LAST_COMMIT_WAIT, COMMIT_WAIT_MAX);
+        let at_most = patience(Some(drain.deadline), now);
         if self.commit_and_wait(&drain.epochs, at_most, now) && now < drain.deadline {
             return Some(drain);
         }

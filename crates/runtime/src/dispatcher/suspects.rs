@@ -11,7 +11,6 @@ use seriatim_engine::record::Offset;
 use seriatim_engine::trail::Suspicion;
 
 use super::Dispatcher;
-use super::commits::COMMIT_WAIT_MAX;
 use super::intake::Intake;
 use super::ownership::Owned;
 use crate::message::Message;
@@ -47,7 +46,7 @@ impl<S: Source> Dispatcher<S> {
             .filter(|epoch| self.owned.get(*epoch).is_some_and(|owned| !owned.is_draining()))
             .partition::<Vec<_>, _>(|epoch| self.owned.get(*epoch).is_some_and(|owned| owned.mark().is_some()));
         self.unopened = unknown;
-        self.commit_and_wait(&known, COMMIT_WAIT_MAX, now);
+        self.commit_and_wait(&known, self.patience(now), now);
     }
 
     /// Hands over what may be of the partitions under suspicion.
@@ -62,7 +61,7 @@ impl<S: Source> Dispatcher<S> {
         }
         // All of them, so that none that was settled is still said to be in flight.
         let epochs: Vec<_> = self.withheld.iter().map(|withheld| withheld.epoch).collect();
-        self.commit_and_wait(&epochs, COMMIT_WAIT_MAX, now);
+        self.commit_and_wait(&epochs, self.patience(now), now);
         let stands = |epoch: &AssignmentEpoch| self.owned.get(*epoch).is_none_or(Owned::is_committed);
         if !epochs.iter().all(stands) {
             self.name_from = Some(now + NAME_AGAIN_AFTER);

@@ -24,7 +24,7 @@ const INSTANCE: u32 = 0;
 const READ_MAX: usize = 10_000;
 
 /// What a drain may take beyond its timeout.
-const LAST_COMMIT_MAX: Duration = Duration::from_secs(6);
+const LAST_COMMIT_MAX: Duration = Duration::from_secs(3);
 
 /// Shorter than the session timeout, and longer than any handler here takes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
