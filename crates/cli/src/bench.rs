@@ -18,6 +18,7 @@ mod table;
 mod tasks;
 mod times;
 mod topic;
+mod venue;
 mod weight;
 mod workload;
 

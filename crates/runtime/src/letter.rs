@@ -118,7 +118,8 @@ impl Letters {
             attempts: attempts + u32::from(CRASHES_MAX),
             error_class: "ProcessCrash".to_owned(),
             error_text: format!(
-                "{CRASHES_MAX} times in a row the process ended while this record was in flight; it is not started again"
+                "{CRASHES_MAX} times in a row its process ended, or lost its partition and did not come back to it, while this \
+                 record was in flight; it is not started again"
             ),
             first_failure: self.clock.at(now),
             last_failure: self.clock.at(now),

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use serde::Serialize;
 use seriatim::kafka::config::Properties;
-use seriatim_testkit::broker::{BROKERS_VARIABLE, Broker, BrokerOptions, Cluster};
 use seriatim_testkit::history::merge::{Merged, merge};
 use seriatim_testkit::history::recording;
 
 pub use self::member::run as member;
 use self::member::{Said, Spec};
 use super::Format;
+use super::venue::Venue;
 use super::workload::Workload;
 use crate::exit::Exit;
 
@@ -110,9 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<Exit> {
 
 /// Where processes run.
 struct Arena {
-    cluster: Cluster,
-    /// It ends with the benchmark.
-    _broker: Option<Broker>,
+    venue: Venue,
     /// For recordings, which are kept.
     directory: PathBuf,
     /// Tells the groups of this call from those of others.
@@ -121,25 +119,13 @@ struct Arena {
 
 impl Arena {
     fn start(args: &Args) -> anyhow::Result<Self> {
-        let given = args.brokers.clone().or_else(|| std::env::var(BROKERS_VARIABLE).ok());
-        let (cluster, broker) = match given.filter(|brokers| !brokers.is_empty()) {
-            Some(brokers) => (Cluster::at(&brokers), None),
-            None => {
-                eprintln!("starting a broker");
-                let broker = Broker::start_with(&BrokerOptions {
-                    heap_mib: 1024,
-                    ..BrokerOptions::default()
-                })?;
-                (Cluster::at(broker.bootstrap()), Some(broker))
-            }
-        };
+        let venue = Venue::find(args.brokers.as_deref())?;
         let nonce = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
         let directory = std::env::temp_dir().join(format!("seriatim-ownership-{nonce:x}"));
         fs::create_dir(&directory).with_context(|| format!("making {}", directory.display()))?;
         eprintln!("recordings are kept in {}", directory.display());
         Ok(Self {
-            cluster,
-            _broker: broker,
+            venue,
             directory,
             nonce,
         })
@@ -148,12 +134,12 @@ impl Arena {
     /// Loads the topic, and describes a process of a new group that reads it.
     fn spec(&self, name: &str, workload: &Workload, work: Duration, in_flight: usize) -> anyhow::Result<Spec> {
         eprintln!("{name}: loading topic {}", workload.topic());
-        let ends = workload.load(&self.cluster, &Properties::default())?;
+        let ends = workload.load(&self.venue.cluster, &Properties::default())?;
         let topic = workload.topic();
         // It is there after an earlier call.
-        let _ = self.cluster.create_topic(&format!("{topic}.dlq"), 1, &[]);
+        let _ = self.venue.cluster.create_topic(&format!("{topic}.dlq"), 1, &[]);
         Ok(Spec {
-            brokers: self.cluster.bootstrap().to_owned(),
+            brokers: self.venue.cluster.bootstrap().to_owned(),
             group: format!("seriatim-{name}-{:x}", self.nonce),
             topic,
             ends,
@@ -176,7 +162,9 @@ impl Arena {
     /// What `verify` says to them.
     fn verify(&self, files: &[&Path], unfinished: bool) -> anyhow::Result<bool> {
         let mut verify = Command::new(std::env::current_exe()?);
-        verify.args(["verify", "-b", self.cluster.bootstrap()]).args(files);
+        verify
+            .args(["verify", "-b", self.venue.cluster.bootstrap()])
+            .args(files);
         if unfinished {
             verify.arg("--unfinished");
         }

@@ -11,12 +11,12 @@ use anyhow::{Context, anyhow, ensure};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use seriatim_testkit::broker::{BROKERS_VARIABLE, Broker, BrokerOptions, Cluster};
 
 use super::contender::{Contender, Measured, READY, Spec, properties};
 use super::offer::{beside, offer};
 use super::report::{Medians, RowReport, text};
 use super::rows::{self, Row};
+use super::venue::Venue;
 use super::workload::{PARTITIONS, Workload};
 use super::{Connection, Format};
 use crate::exit::Exit;
@@ -91,7 +91,7 @@ pub fn run(args: &Args, connection: &Connection, format: Format) -> anyhow::Resu
 
     let violated = reports.iter().any(|row| row.violations() > 0);
     let table = Table {
-        machine: Machine::this(bench.broker.is_some()),
+        machine: Machine::this(bench.venue.is_own()),
         version: env!("CARGO_PKG_VERSION"),
         runs: args.runs,
         rows: reports,
@@ -107,9 +107,7 @@ pub fn run(args: &Args, connection: &Connection, format: Format) -> anyhow::Resu
 }
 
 struct Bench {
-    cluster: Cluster,
-    /// It ends with the benchmark.
-    broker: Option<Broker>,
+    venue: Venue,
     properties: Vec<String>,
     runs: u32,
     contenders: Vec<Contender>,
@@ -123,24 +121,8 @@ struct Bench {
 
 impl Bench {
     fn start(args: &Args, connection: &Connection, rows: &[Row]) -> anyhow::Result<Self> {
-        let given = connection
-            .brokers
-            .clone()
-            .or_else(|| std::env::var(BROKERS_VARIABLE).ok());
-        let (cluster, broker) = match given.filter(|brokers| !brokers.is_empty()) {
-            Some(brokers) => (Cluster::at(&brokers), None),
-            None => {
-                eprintln!("starting a broker");
-                let broker = Broker::start_with(&BrokerOptions {
-                    heap_mib: 1024,
-                    ..BrokerOptions::default()
-                })?;
-                (Cluster::at(broker.bootstrap()), Some(broker))
-            }
-        };
         let mut bench = Self {
-            cluster,
-            broker,
+            venue: Venue::find(connection.brokers.as_deref())?,
             properties: connection.properties.clone(),
             runs: args.runs,
             contenders: args.contenders.clone(),
@@ -218,20 +200,20 @@ impl Bench {
                 // Nobody needs them when the run is over.
                 let configs = [("retention.ms", "600000"), ("segment.bytes", "33554432")];
                 for topic in [&topic, &beside(&topic)] {
-                    self.cluster.create_topic(topic, workload.partitions, &configs)?;
+                    self.venue.cluster.create_topic(topic, workload.partitions, &configs)?;
                 }
                 workload.ends()
             }
             None => {
                 self.say(format!("{}: loading topic {topic}", row.name));
-                let ends = workload.load(&self.cluster, &properties(&self.properties)?)?;
+                let ends = workload.load(&self.venue.cluster, &properties(&self.properties)?)?;
                 self.loaded.insert(topic.clone(), ends.clone());
                 ends
             }
         };
         Ok(Spec {
             contender,
-            brokers: self.cluster.bootstrap().to_owned(),
+            brokers: self.venue.cluster.bootstrap().to_owned(),
             properties: self.properties.clone(),
             group,
             topic,
