@@ -76,11 +76,13 @@ pub(crate) fn produce(topic: &str, lines: &str) {
     seriatim_with(lines.as_bytes(), &["produce", topic, "-K", ":", "-q"]).fine();
 }
 
-/// What `topic` holds, by `consume` with a format.
+/// What `topic` holds, by `consume` with a format. What is printed of a record may have line ends of its own: the bytes of a
+/// time, in a header.
 #[track_caller]
 pub(crate) fn consumed(topic: &str, format: &str) -> Vec<String> {
-    let out = seriatim(&["consume", topic, "-e", "-f", &format!("{format}\n")]).fine();
-    out.lines().map(str::to_owned).collect()
+    const END: &str = "<end of record>";
+    let out = seriatim(&["consume", topic, "-e", "-f", &format!("{format}{END}")]).fine();
+    out.split_terminator(END).map(str::to_owned).collect()
 }
 
 /// A command that runs.
