@@ -234,25 +234,28 @@ impl<R> Lanes<R> {
         self.waiting.peek().map(|Reverse((until, ..))| *until)
     }
 
-    /// Drops all records of `epoch` that do not run, and reports the lanes that lost their oldest record by it. What runs
-    /// goes on, and its outcome is still to be reported.
-    pub fn drop_queued(&mut self, epoch: AssignmentEpoch, mut lost_head: impl FnMut(LaneId)) {
+    /// Drops all records of these epochs that do not run, and reports the lanes that lost their oldest record by it. What
+    /// runs goes on, and its outcome is still to be reported.
+    ///
+    /// It looks at every record that is queued: partitions that leave together are better dropped together.
+    pub fn drop_queued(&mut self, leaves: impl Fn(AssignmentEpoch) -> bool, mut lost_head: impl FnMut(LaneId)) {
         let ids: Vec<LaneId> = self.by_session.iter().map(|(_, id)| *id).collect();
         for id in ids {
-            if self.drop_queued_of(id, epoch) {
+            if self.drop_queued_in(id, &leaves) {
                 lost_head(id);
             }
         }
     }
 
-    fn drop_queued_of(&mut self, id: LaneId, epoch: AssignmentEpoch) -> bool {
+    /// As [`drop_queued`](Self::drop_queued), of one lane. Returns whether it lost its oldest record.
+    pub fn drop_queued_in(&mut self, id: LaneId, leaves: impl Fn(AssignmentEpoch) -> bool) -> bool {
         let running = matches!(self.lanes[id.0].state, LaneState::Running { .. });
         let first = self.lanes[id.0].head;
         let mut previous = NONE;
         let mut node = first;
         while node != NONE {
             let next = self.queue[node].next;
-            let keep = self.queue[node].queued.epoch != epoch || (running && node == first);
+            let keep = !leaves(self.queue[node].queued.epoch) || (running && node == first);
             if keep {
                 previous = node;
             } else {
@@ -565,7 +568,9 @@ mod tests {
         let ended = story.epoch;
         let lane = story.running["a1"];
         story.end("b3", Outcome::Handled);
-        story.lanes.drop_queued(ended, |_| panic!("what runs is not dropped"));
+        story
+            .lanes
+            .drop_queued(|epoch| epoch == ended, |_| panic!("what runs is not dropped"));
 
         // The partition comes back at once, while a1 of the ended epoch still runs.
         let mut assignments = Assignments::default();
@@ -649,7 +654,7 @@ mod tests {
                     _ => {
                         let index = usize::from(choice) % epochs.len();
                         let epoch = std::mem::replace(&mut epochs[index], assignments.open(()));
-                        lanes.drop_queued(epoch, |_| {});
+                        lanes.drop_queued(|of| of == epoch, |_| {});
                         for known in model.values_mut() {
                             let head_stays = known.running.is_some();
                             let mut position = 0;

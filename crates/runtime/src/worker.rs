@@ -1,5 +1,6 @@
 //! Tier 2: a worker owns the lanes of its sessions and polls their handlers.
 
+mod leaving;
 mod outcomes;
 mod starts;
 
@@ -10,11 +11,11 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::lanes::Lanes;
 use seriatim_engine::order::{OrderChecker, Violation};
 use seriatim_engine::retry::Retry;
 
+use self::leaving::Leaving;
 pub use self::outcomes::AttemptTimeout;
 use self::starts::Current;
 use crate::context::Context;
@@ -24,7 +25,7 @@ use crate::mail::{Failed, Link, Settled, ToWorker, Unstartable};
 use crate::pins::{Pin, Pins};
 use crate::ports::{Event, Observer};
 use crate::record::Record;
-use crate::slots::{Cancelled, Handled, Slots};
+use crate::slots::{Handled, Slots};
 
 /// How a worker treats its records.
 #[derive(Clone, Debug)]
@@ -94,7 +95,7 @@ pub struct Worker<C, F> {
     settled: Vec<Settled>,
     failed: Vec<Failed>,
     batch_done: bool,
-    leaving: Vec<Leaving>,
+    leaving: Leaving,
     /// No attempt can run out of time before.
     overdue_from: Option<Instant>,
     abandoned: Vec<u32>,
@@ -102,14 +103,6 @@ pub struct Worker<C, F> {
     stopped: bool,
     incoming: Vec<ToWorker>,
     woken: Vec<u32>,
-}
-
-/// A partition on its way out.
-struct Leaving {
-    epoch: AssignmentEpoch,
-    /// Whether the drain's deadline has come. What cannot be cancelled is waited for until then.
-    cancelled: bool,
-    quiet: bool,
 }
 
 impl<C, F> Worker<C, F>
@@ -139,7 +132,7 @@ where
             settled: Vec::new(),
             failed: Vec::new(),
             batch_done: false,
-            leaving: Vec::new(),
+            leaving: Leaving::default(),
             overdue_from: None,
             abandoned: Vec::new(),
             pins: Pins::default(),
@@ -211,69 +204,20 @@ where
         self.link.urgent.swap(false, Ordering::Acquire);
         let mut incoming = std::mem::take(&mut self.incoming);
         self.link.inbox.take(&mut incoming);
+        let (mut revoked, mut cancelled) = (Vec::new(), Vec::new());
         for mail in incoming.drain(..) {
             match mail {
-                ToWorker::Revoke(epoch) => self.revoke(epoch),
-                ToWorker::Cancel(epoch) => self.cancel_epoch(epoch, now),
+                ToWorker::Revoke(epoch) => revoked.push(epoch),
+                ToWorker::Cancel(epoch) => cancelled.push(epoch),
                 ToWorker::Stop => self.stopped = true,
                 ToWorker::Renewed => {}
                 other => self.mail.push_back(other),
             }
         }
         self.incoming = incoming;
-    }
-
-    fn revoke(&mut self, epoch: AssignmentEpoch) {
-        self.leaving.push(Leaving {
-            epoch,
-            cancelled: false,
-            quiet: false,
-        });
-        self.drop_queued(epoch);
-        for slot in self.slots_of(epoch, false) {
-            self.slots.cancel(slot, Cancelled::Leaving);
-        }
-    }
-
-    /// A back-off is cut short by this too: the next owner starts the record afresh.
-    fn drop_queued(&mut self, epoch: AssignmentEpoch) {
-        let letters = &mut self.letters;
-        self.lanes.drop_queued(epoch, |lane| letters.forget(lane));
-    }
-
-    fn cancel_epoch(&mut self, epoch: AssignmentEpoch, now: Instant) {
-        for leaving in &mut self.leaving {
-            leaving.cancelled |= leaving.epoch == epoch;
-        }
-        for slot in self.slots_of(epoch, true) {
-            self.cancel(slot, Cancelled::Leaving, now);
-        }
-    }
-
-    fn slots_of(&self, epoch: AssignmentEpoch, running: bool) -> Vec<u32> {
-        self.slots
-            .seats()
-            .filter(|(_, seat, runs)| *runs == running && seat.epoch == epoch)
-            .map(|(slot, ..)| slot)
-            .collect()
-    }
-
-    fn cancel(&mut self, slot: u32, why: Cancelled, now: Instant) {
-        match self.slots.cancel(slot, why) {
-            Some(progress) => self.conclude(slot, progress, now),
-            None => self.abandoned.push(slot),
-        }
-    }
-
-    fn is_leaving(&self, epoch: AssignmentEpoch) -> bool {
-        !self.leaving.is_empty() && self.leaving.iter().any(|leaving| leaving.epoch == epoch)
-    }
-
-    fn close(&mut self, epoch: AssignmentEpoch) {
-        self.leaving.retain(|leaving| leaving.epoch != epoch);
-        if let Some(checker) = &mut self.checker {
-            checker.revoked(epoch);
-        }
+        // None is cancelled before it is revoked.
+        self.revoke(&revoked);
+        self.cancel_all(&cancelled, now);
     }
 
     fn next_due(&self, now: Instant) -> Option<Instant> {

@@ -61,7 +61,7 @@ where
         self.overdue_from = Some(earliest.max(now + DEADLINE_RESOLUTION));
         for (slot, epoch) in overdue {
             // What its partition leaves behind is not tried again, whenever its context is let go.
-            let why = if self.is_leaving(epoch) {
+            let why = if self.leaving.has(epoch) {
                 Cancelled::Leaving
             } else {
                 Cancelled::Overdue
@@ -106,8 +106,8 @@ where
                 let tries = self.letters.failed(seat.lane, &error, &*self.observer);
                 self.unpin(seat.lane);
                 self.lanes.finish(seat.lane, Outcome::DeadLetterFailed(tries), now);
-                if self.is_leaving(seat.epoch) {
-                    self.drop_queued(seat.epoch);
+                if self.leaving.has(seat.epoch) && self.lanes.drop_queued_in(seat.lane, |epoch| epoch == seat.epoch) {
+                    self.letters.forget(seat.lane);
                 }
                 self.slots.vacate(slot);
             }
@@ -136,7 +136,7 @@ where
     pub(super) fn fail(&mut self, slot: u32, seat: Seat, failure: Failure, now: Instant) {
         let outcome = match failure.class() {
             FailureClass::Permanent => Outcome::Permanent,
-            FailureClass::Transient if self.is_leaving(seat.epoch) => {
+            FailureClass::Transient if self.leaving.has(seat.epoch) => {
                 self.note_failed(seat);
                 return self.drop_unsettled(slot, seat, now);
             }
@@ -236,14 +236,7 @@ where
             counters.checked.store(checker.checked(), Ordering::Relaxed);
             counters.violations.store(checker.violations(), Ordering::Relaxed);
         }
-        for leaving in &mut self.leaving {
-            let holds_up =
-                |(_, seat, runs): (u32, Seat, bool)| seat.epoch == leaving.epoch && (runs || !leaving.cancelled);
-            if !leaving.quiet && !self.slots.seats().any(holds_up) {
-                leaving.quiet = true;
-                self.link.outbox.put(FromWorker::Quiet(leaving.epoch));
-            }
-        }
+        self.report_quiet();
     }
 }
 

@@ -140,7 +140,7 @@ where
             if let Some(ahead) = current.batch.entries.get(index + TOUCHED_AHEAD) {
                 self.lanes.touch_session(ahead.session);
             }
-            if self.is_leaving(entry.epoch) {
+            if self.leaving.has(entry.epoch) {
                 continue;
             }
             let must_wait = entry.unstartable.is_some()
