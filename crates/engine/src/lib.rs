@@ -11,8 +11,9 @@
 //! 6. [`lane`] and [`lanes`]: one session's FIFO, and all of a worker's.
 //! 7. [`retry`]: when a failed attempt is tried again, and when it no longer is.
 //! 8. [`assignment`]: periods of ownership, which fence whatever arrives late.
-//! 9. [`budget`]: how much may be unsettled before intake is held.
-//! 10. [`order`]: the checker that judges all of the above from outside.
+//! 9. [`growth`]: partitions that are added to a topic, and what they wait for.
+//! 10. [`budget`]: how much may be unsettled before intake is held.
+//! 11. [`order`]: the checker that judges all of the above from outside.
 
 pub mod record;
 pub mod route;
@@ -23,5 +24,6 @@ pub mod lane;
 pub mod lanes;
 pub mod retry;
 pub mod assignment;
+pub mod growth;
 pub mod budget;
 pub mod order;

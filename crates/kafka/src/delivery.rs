@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
+use seriatim_engine::growth::Gates;
 use seriatim_engine::record::{Offset, PartitionId};
 
 /// The partitions that are delivered, by name.
@@ -108,10 +109,11 @@ impl<M> Deliveries<M> {
         delivery.is_some_and(|delivery| delivery.barred)
     }
 
-    /// Opens the barred partitions of a topic.
-    pub(crate) fn open(&mut self, topic: &str) {
-        let deliveries = self.topics.get_mut(topic).into_iter().flat_map(HashMap::values_mut);
-        for delivery in deliveries.filter(|delivery| delivery.barred) {
+    /// Opens the barred partitions that are behind none of these gates.
+    pub(crate) fn open(&mut self, gates: &Gates) {
+        let deliveries = self.topics.values_mut().flat_map(HashMap::values_mut);
+        let barred = deliveries.filter(|delivery| delivery.barred);
+        for delivery in barred.filter(|delivery| !gates.bars(delivery.partition.topic(), delivery.partition.number())) {
             delivery.barred = false;
             if delivery.is_released() {
                 self.releases.push_back(delivery.partition.clone());
@@ -336,7 +338,7 @@ mod tests {
             "its queue is led away; what comes all the same is kept"
         );
 
-        deliveries.open("orders");
+        deliveries.open(&Gates::default());
         assert!(!deliveries.all_held() && !deliveries.is_barred(&partition));
         let delivery = deliveries.released().unwrap();
         assert_eq!(delivery.unstash(9).collect::<Vec<_>>(), [10]);

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rdkafka::topic_partition_list::Offset as Place;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
+use seriatim_engine::growth::{Gates, Growth};
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::clock;
 use seriatim_runtime::message::Message;
@@ -25,12 +26,11 @@ use seriatim_runtime::ports::{
     Commit, CommitError, CommitMode, LeaseTerm, Records, Run, Source, SourceError, SourceEvent, Start,
 };
 
-use self::aide::{Aide, Gates, Rules};
+use self::aide::{Aide, Rules};
 use self::group::{Questions, topics_interval};
 use crate::commit::{self, Answer, Commits};
 use crate::config::{ConfigError, Properties, brokers_of, client_refused, consumer_config};
 use crate::delivery::Deliveries;
-use crate::growth::Growth;
 use crate::lease::Standing;
 use crate::native::client::{Consumer, Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
@@ -190,7 +190,7 @@ impl KafkaSource {
             incarnations: HashMap::new(),
             known_topics: HashMap::new(),
             told_growth: HashMap::new(),
-            gates: Gates::new(),
+            gates: Gates::default(),
             deliveries: Deliveries::default(),
             commits: Commits::default(),
             standing: Standing::new(&config),
@@ -413,8 +413,7 @@ impl Source for KafkaSource {
         for start in starts {
             if self.holdings.start(start) {
                 self.deliveries.begin(start.partition.clone(), start.epoch, start.from);
-                let gate = self.gates.get(start.partition.topic());
-                if gate.is_some_and(|gate| gate.is_before(start.partition.number())) {
+                if self.gates.bars(start.partition.topic(), start.partition.number()) {
                     self.deliveries.bar(&start.partition);
                 }
             } else {

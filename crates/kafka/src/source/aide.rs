@@ -11,13 +11,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use seriatim_engine::assignment::AssignmentEpoch;
+use seriatim_engine::growth::{Gate, Gates, Growth};
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::ports::Granted;
 
 use super::StartAt;
 use super::range::Search;
 use crate::commit::is_retriable;
-use crate::growth::{Gate, Growth};
 use crate::native::client::Consumer;
 use crate::native::event::Notice;
 use crate::native::topics::TopicFacts;
@@ -51,9 +51,6 @@ pub(super) enum Errand {
     /// Have old partitions got to where they ended when their topic had grown?
     Gates(Gates),
 }
-
-/// By topic.
-pub(super) type Gates = HashMap<String, Gate>;
 
 /// What the answers depend on.
 pub(super) struct Rules {
@@ -152,7 +149,7 @@ fn run(
             }
             Errand::Topics(names) => Finding::Topics(consumer.topics(&names, ANSWER_TIMEOUT).unwrap_or_default()),
             Errand::Gates(mut gates) => {
-                for (topic, gate) in &mut gates {
+                for (topic, gate) in gates.iter_mut() {
                     look_behind(consumer, rules, topic, gate);
                 }
                 Finding::Gates(gates)
@@ -175,7 +172,7 @@ fn committed(consumer: &Consumer, rules: &Rules, partitions: &[PartitionId]) -> 
         granted.incarnation = topic.and_then(|topic| topic.incarnation);
     }
     let gates = match rules.growth {
-        Growth::Warn => Gates::new(),
+        Growth::Warn => Gates::default(),
         Growth::Hold => gates_before(consumer, rules, &topics, &granted)?,
     };
     let granted = with_extents(consumer, &rules.policy, granted);
@@ -200,7 +197,7 @@ fn gates_before(
     topics: &[TopicFacts],
     granted: &[Granted],
 ) -> Result<Gates, Notice> {
-    let mut gates = Gates::new();
+    let mut gates = Gates::default();
     for topic in topics {
         let uncommitted = |granted: &&Granted| granted.partition.topic() == topic.name && granted.committed.is_none();
         let Some(last) = granted
@@ -222,7 +219,7 @@ fn gates_before(
         };
         look_behind(consumer, rules, &topic.name, &mut gate);
         if !gate.is_open() {
-            gates.insert(topic.name.clone(), gate);
+            gates.close(&topic.name, gate);
         }
     }
     Ok(gates)

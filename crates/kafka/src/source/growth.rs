@@ -5,11 +5,11 @@
 
 use std::time::{Duration, Instant};
 
+use seriatim_engine::growth::{Gates, Growth};
 use seriatim_runtime::ports::SourceEvent;
 
 use super::KafkaSource;
-use super::aide::{Errand, Gates};
-use crate::growth::Growth;
+use super::aide::Errand;
 use crate::native::topics::TopicFacts;
 
 /// How often it is looked whether new partitions may be started.
@@ -40,19 +40,20 @@ impl KafkaSource {
         }
     }
 
-    /// Lets new partitions wait. A gate that was closed before stays as it was: it knows earlier ends.
+    /// Lets new partitions wait.
     pub(super) fn close_gates(&mut self, gates: Gates) {
         for (topic, gate) in gates {
             self.tell_growth(&topic, gate.first_new, gate.partitions);
-            self.gates.entry(topic).or_insert(gate);
+            self.gates.close(&topic, gate);
             self.questions.look_at_gates(Instant::now() + GATES_INTERVAL);
         }
+        self.deliveries.open(&self.gates);
     }
 
     /// Looks behind the gates, and forgets those before partitions that are the group's again.
     pub(super) fn ask_gates(&mut self, now: Instant) {
         let holdings = &self.holdings;
-        self.gates.retain(|topic, gate| {
+        self.gates.forget_unused(|topic, gate| {
             holdings.has(|partition| partition.topic() == topic && gate.is_before(partition.number()))
         });
         let Some(client) = self.client.as_ref().filter(|_| !self.gates.is_empty()) else {
@@ -63,15 +64,9 @@ impl KafkaSource {
         }
     }
 
-    pub(super) fn gates_looked_at(&mut self, gates: Gates) {
-        for (topic, gate) in gates {
-            if gate.is_open() {
-                self.gates.remove(&topic);
-                self.deliveries.open(&topic);
-            } else if let Some(closed) = self.gates.get_mut(&topic) {
-                *closed = gate;
-            }
-        }
+    pub(super) fn gates_looked_at(&mut self, found: Gates) {
+        self.gates.take_over(found);
+        self.deliveries.open(&self.gates);
         if !self.gates.is_empty() {
             self.questions.look_at_gates(Instant::now() + GATES_INTERVAL);
         }
