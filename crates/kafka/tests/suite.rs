@@ -1,12 +1,17 @@
 //! The Kafka source on a real broker passes the suite that the in-memory log passes.
 
+mod member;
+
 use std::sync::OnceLock;
 use std::task::Waker;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
+use member::grow;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::types::RDKafkaErrorCode;
 use seriatim_engine::record::{Offset, PartitionId};
+use seriatim_kafka::growth::Growth;
 use seriatim_kafka::source::{KafkaSource, SourceSettings, StartAt};
 use seriatim_testkit::broker;
 use seriatim_testkit::suite::Harness;
@@ -25,6 +30,7 @@ impl RealBroker {
             producer: ClientConfig::new()
                 .set("bootstrap.servers", broker::shared().bootstrap())
                 .set("linger.ms", "0")
+                .set("topic.metadata.refresh.interval.ms", "200")
                 .create()
                 .unwrap(),
             runtime: Builder::new_current_thread().build().unwrap(),
@@ -43,30 +49,45 @@ impl Harness for RealBroker {
     }
 
     fn produce(&self, partition: &PartitionId, key: &[u8], value: &[u8]) -> Offset {
-        let record = FutureRecord::to(partition.topic())
-            .partition(partition.number())
-            .key(key)
-            .payload(value);
-        let sent = self.producer.send_result(record).map_err(|(error, _)| error).unwrap();
-        let delivered = self
-            .runtime
-            .block_on(sent)
-            .unwrap()
-            .map_err(|(error, _)| error)
-            .unwrap();
-        Offset::new(delivered.offset)
+        let deadline = Instant::now() + self.patience();
+        loop {
+            let record = FutureRecord::to(partition.topic())
+                .partition(partition.number())
+                .key(key)
+                .payload(value);
+            let sent = self.producer.send_result(record).map_err(|(error, _)| error);
+            let delivered = sent.and_then(|sent| self.runtime.block_on(sent).unwrap().map_err(|(error, _)| error));
+            match delivered {
+                Ok(delivered) => return Offset::new(delivered.offset),
+                // It was added a moment ago.
+                Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnknownPartition) => {
+                    assert!(Instant::now() < deadline, "{partition} is not known yet");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(error) => panic!("{partition} takes no record: {error}"),
+            }
+        }
     }
 
     fn member(&self, group: &str, topic: &str) -> (KafkaSource, Waker) {
+        self.member_of_growing(group, topic, Growth::default())
+    }
+
+    fn grow_topic(&self, topic: &str, partitions: i32) {
+        grow(topic, partitions as usize);
+    }
+
+    fn member_of_growing(&self, group: &str, topic: &str, growth: Growth) -> (KafkaSource, Waker) {
+        // A member hears of a rebalance in the answer to a heartbeat, and of new partitions when it asks.
+        let properties = "heartbeat.interval.ms=300\nsession.timeout.ms=6000\ntopic.metadata.refresh.interval.ms=1000";
         KafkaSource::connect(SourceSettings {
             brokers: broker::shared().bootstrap().to_owned(),
             group: group.to_owned(),
             topics: vec![topic.to_owned()],
             start_at: StartAt::Earliest,
             out_of_range: Default::default(),
-            growth: Default::default(),
-            // A member hears of a rebalance in the answer to a heartbeat.
-            properties: "heartbeat.interval.ms=300\nsession.timeout.ms=6000".parse().unwrap(),
+            growth,
+            properties: properties.parse().unwrap(),
         })
         .unwrap()
     }

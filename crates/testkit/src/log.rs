@@ -22,6 +22,7 @@
 //! [virtual time](Log::on_virtual_time) even [`poll`](seriatim_runtime::ports::Source::poll) does not wait.
 
 mod group;
+mod growth;
 mod letters;
 mod source;
 mod topic;
@@ -117,7 +118,8 @@ impl Log {
 
     // --- topics ---------------------------------------------------------------------------------------------------
 
-    /// Creates a topic, or adds partitions to it.
+    /// Creates a topic, or adds partitions to it. Whoever reads it learns of that at once, and groups deal the new partitions
+    /// out; whether these wait there, [`set_growth`](Self::set_growth) says.
     ///
     /// # Panics
     /// When the topic has more partitions already.
@@ -200,12 +202,10 @@ impl Log {
     pub fn member(&self, group: &str, topics: &[&str]) -> (LogSource, Waker) {
         let id = {
             let mut state = self.lock();
-            for topic in topics {
-                state.existing(topic);
-            }
+            let count = |topic: &&str| (Arc::from(*topic), state.existing(topic).count());
+            let topics = topics.iter().map(count).collect();
             let id = MemberId(state.next_member);
             state.next_member += 1;
-            let topics = topics.iter().map(|topic| Arc::from(*topic)).collect();
             let now = state.now();
             state.group(group).join(id, topics, now);
             state.rebalance(group);
@@ -218,8 +218,7 @@ impl Log {
     /// The offset that a group has committed for a partition.
     pub fn committed(&self, group: &str, partition: &PartitionId) -> Option<Offset> {
         let state = self.lock();
-        let committed = state.groups.get(group)?.committed.get(partition)?;
-        Some(committed.watermark)
+        state.groups.get(group)?.committed_offset(partition)
     }
 
     /// The metadata beside the committed offset.

@@ -4,17 +4,20 @@
 //! group has two members, both are polled in turn by one thread.
 
 mod client;
+mod growth;
 
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use seriatim_engine::assignment::Assignments;
 use seriatim_engine::budget::Flow;
+use seriatim_engine::growth::Growth;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::message::Message;
 use seriatim_runtime::ports::{Commit, CommitMode, Granted, Records, Source, SourceEvent, Start};
 
 use client::{Client, TICK, both_until};
+pub use growth::*;
 
 /// A commit that is waited for.
 const WAIT: CommitMode = CommitMode::Wait(Duration::from_secs(5));
@@ -33,6 +36,12 @@ pub trait Harness {
 
     /// Joins a group with cooperative rebalances, whose members read what is not committed from the beginning.
     fn member(&self, group: &str, topic: &str) -> (Self::Source, Waker);
+
+    /// Adds partitions to a topic, so that it has so many.
+    fn grow_topic(&self, topic: &str, partitions: i32);
+
+    /// As [`member`](Self::member), where this becomes of partitions that are added. It soon hears of them.
+    fn member_of_growing(&self, group: &str, topic: &str, growth: Growth) -> (Self::Source, Waker);
 
     /// How long to wait for what must happen.
     fn patience(&self) -> Duration;
@@ -62,6 +71,10 @@ macro_rules! port_suite {
             the_last_commit_before_relinquish_is_where_the_next_owner_starts
             closing_hands_everything_over
             reports_the_end_of_the_log
+            new_partitions_are_started_at_once_unless_they_are_to_wait
+            new_partitions_wait_until_all_that_the_old_ones_had_is_committed
+            new_partitions_wait_on_after_a_restart
+            new_partitions_wait_for_what_has_come_when_the_topic_grows_again
         }
     };
     ($harness:expr => $($name:ident)+) => {

@@ -3,6 +3,7 @@
 use std::task::Waker;
 use std::time::Duration;
 
+use seriatim_engine::growth::Growth;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_testkit::log::{Log, LogSource, NewRecord};
 use seriatim_testkit::suite::Harness;
@@ -24,6 +25,15 @@ impl Harness for InMemory {
 
     fn member(&self, group: &str, topic: &str) -> (LogSource, Waker) {
         self.0.member(group, &[topic])
+    }
+
+    fn grow_topic(&self, topic: &str, partitions: i32) {
+        self.0.topic(topic, partitions);
+    }
+
+    fn member_of_growing(&self, group: &str, topic: &str, growth: Growth) -> (LogSource, Waker) {
+        self.0.set_growth(group, growth);
+        self.member(group, topic)
     }
 
     fn patience(&self) -> Duration {

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use seriatim_engine::assignment::{AssignmentEpoch, Assignments};
@@ -17,6 +19,7 @@ use seriatim_kafka::source::{KafkaMessage, KafkaSource, SourceSettings, StartAt}
 use seriatim_runtime::message::Message;
 use seriatim_runtime::ports::{Commit, CommitMode, Granted, Records, Source, SourceEvent, SourceTrouble, Start};
 use seriatim_testkit::broker::{self, Cluster};
+use tokio::runtime::Builder;
 
 /// A join takes a heartbeat interval or two; the machine may be busy.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
@@ -265,6 +268,19 @@ pub(crate) fn named_at(cluster: &Cluster, test: &str, partitions: u32) -> (Strin
     cluster.create_topic(&topic, partitions, &[]).unwrap();
     let group = format!("{topic}-group");
     (topic, group)
+}
+
+/// Adds partitions to a topic, so that it has so many.
+pub(crate) fn grow(topic: &str, partitions: usize) {
+    let client: AdminClient<DefaultClientContext> = ClientConfig::new()
+        .set("bootstrap.servers", brokers())
+        .create()
+        .unwrap();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let (grown, options) = ([NewPartitions::new(topic, partitions)], AdminOptions::new());
+    for topic in runtime.block_on(client.create_partitions(&grown, &options)).unwrap() {
+        topic.unwrap();
+    }
 }
 
 pub(crate) fn brokers() -> &'static str {

@@ -10,8 +10,11 @@ use std::time::Instant;
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
+use seriatim_engine::growth::{Gates, Growth};
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::ports::{Commit, CommitError};
+
+use super::growth::Growing;
 
 /// A member of a group. It keeps its name when it is expired and joins anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,6 +62,7 @@ pub(super) struct Committed {
 #[derive(Default)]
 pub(super) struct Group {
     pub(super) protocol: Protocol,
+    pub(super) growth: Growth,
     pub(super) members: BTreeMap<MemberId, Member>,
     pub(super) owners: BTreeMap<PartitionId, MemberId>,
     pub(super) committed: BTreeMap<PartitionId, Committed>,
@@ -66,8 +70,8 @@ pub(super) struct Group {
     pub(super) commit_faults: VecDeque<CommitFault>,
     pub(super) commits_held: bool,
     pub(super) answers_held: bool,
-    /// Of whom the last rebalance knew: an eager group deals anew only when that changes.
-    dealt_to: Vec<MemberId>,
+    /// Of whom the last rebalance knew, and of how many partitions: an eager group deals anew only when that changes.
+    dealt: (Vec<MemberId>, usize),
 }
 
 /// One client.
@@ -89,6 +93,7 @@ pub(super) struct Member {
     pub(super) woken: bool,
     /// Where the next poll begins to look for records, for fairness.
     pub(super) turn: usize,
+    pub(super) growing: Growing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +111,8 @@ pub(super) struct Held {
     pub(super) leaving: Leaving,
     pub(super) position: Offset,
     pub(super) flow: Flow,
+    /// It was started behind a closed gate, and waits until none is before it.
+    pub(super) barred: bool,
     /// The end of the log that was last reported.
     pub(super) end_told: Option<Offset>,
 }
@@ -146,6 +153,7 @@ impl Held {
             leaving: Leaving::No,
             position: Offset::ZERO,
             flow: Flow::Flowing,
+            barred: false,
             end_told: None,
         }
     }
@@ -156,9 +164,18 @@ impl Held {
             Stage::Offered | Stage::Announced => None,
         }
     }
+
+    /// Whether it waits for what other partitions have.
+    pub(super) fn waits(&self, partition: &PartitionId, gates: &Gates) -> bool {
+        self.barred && gates.bars(partition.topic(), partition.number())
+    }
 }
 
 impl Member {
+    fn wants(&self, partition: &PartitionId) -> bool {
+        self.topics.iter().any(|topic| **topic == *partition.topic())
+    }
+
     /// The group counted it then.
     pub(super) fn confirm(&mut self, at: Option<Instant>) {
         self.confirmed_at = self.confirmed_at.max(at);
@@ -166,9 +183,10 @@ impl Member {
 }
 
 impl Group {
-    pub(super) fn join(&mut self, id: MemberId, topics: Vec<Arc<str>>, now: Option<Instant>) {
+    /// Of each topic: how many partitions it has.
+    pub(super) fn join(&mut self, id: MemberId, topics: BTreeMap<Arc<str>, i32>, now: Option<Instant>) {
         let member = Member {
-            topics,
+            topics: topics.keys().cloned().collect(),
             standing: Standing::Joined,
             generation: 0,
             held: BTreeMap::new(),
@@ -179,6 +197,7 @@ impl Group {
             confirmed_at: now,
             woken: false,
             turn: 0,
+            growing: Growing::knowing(topics),
         };
         self.members.insert(id, member);
     }
@@ -252,9 +271,9 @@ impl Group {
     /// Asks members to give back what others are to have, and grants what nobody has.
     pub(super) fn rebalance(&mut self, partitions: &[PartitionId]) {
         let joined: Vec<MemberId> = self.joined().map(|(id, _)| id).collect();
-        let dealt_anew = self.dealt_to != joined;
-        self.dealt_to = joined;
-        if self.protocol == Protocol::Eager && dealt_anew {
+        let dealt = (joined, self.wanted(partitions).len());
+        let before = std::mem::replace(&mut self.dealt, dealt);
+        if self.protocol == Protocol::Eager && before != self.dealt {
             for partition in partitions {
                 self.ask_back(partition);
             }
@@ -305,13 +324,8 @@ impl Group {
 
     /// Who is to own what: each member keeps what it has, up to its fair share, and the rest goes to whoever has least.
     fn targets(&self, partitions: &[PartitionId]) -> BTreeMap<PartitionId, MemberId> {
-        let wants =
-            |member: &Member, partition: &PartitionId| member.topics.iter().any(|topic| **topic == *partition.topic());
         let mut loads: BTreeMap<MemberId, usize> = self.joined().map(|(id, _)| (id, 0)).collect();
-        let wanted: Vec<&PartitionId> = partitions
-            .iter()
-            .filter(|partition| self.joined().any(|(_, member)| wants(member, partition)))
-            .collect();
+        let wanted = self.wanted(partitions);
         if loads.is_empty() {
             return BTreeMap::new();
         }
@@ -332,7 +346,7 @@ impl Group {
         }
         for partition in wanted {
             if !targets.contains_key(partition) {
-                let takers = self.joined().filter(|(_, member)| wants(member, partition));
+                let takers = self.joined().filter(|(_, member)| member.wants(partition));
                 let taker = takers
                     .map(|(id, _)| id)
                     .min_by_key(|id| loads[id])
@@ -342,6 +356,12 @@ impl Group {
             }
         }
         targets
+    }
+
+    /// The partitions that somebody has come for.
+    fn wanted<'a>(&self, partitions: &'a [PartitionId]) -> Vec<&'a PartitionId> {
+        let is_wanted = |partition: &PartitionId| self.joined().any(|(_, member)| member.wants(partition));
+        partitions.iter().filter(|partition| is_wanted(partition)).collect()
     }
 
     /// The partition's owner, unless it was asked to give it back: that cannot be unsaid.
@@ -431,6 +451,10 @@ impl Group {
             None => Ok(()),
             Some(_) => Err(refused("the answer did not come in time", true)),
         }
+    }
+
+    pub(super) fn committed_offset(&self, partition: &PartitionId) -> Option<Offset> {
+        self.committed.get(partition).map(|committed| committed.watermark)
     }
 
     pub(super) fn commit_from_outside(&mut self, partition: &PartitionId, watermark: Offset, metadata: &str) {

@@ -13,7 +13,6 @@ use seriatim_runtime::ports::{
 };
 
 use super::group::{Group, Leaving, MemberId, Stage, Standing};
-use super::topic::Topic;
 use super::{Log, State};
 
 /// One member of a consumer group of a [`Log`]. Dropped without [`close`](Source::close) it has crashed: its partitions
@@ -110,6 +109,8 @@ impl Source for LogSource {
                 assert_eq!(held.stage, Stage::Announced, "{} is started once", start.partition);
                 held.stage = Stage::Started(start.epoch);
                 held.position = start.from.unwrap_or(Offset::ZERO);
+                let partition = &start.partition;
+                held.barred = member.growing.gates.bars(partition.topic(), partition.number());
             }
         });
     }
@@ -182,6 +183,11 @@ impl State {
             }
             return Some(event);
         }
+        if !self.group(group).member(id).cut_off
+            && let Some(event) = self.growth(group, id)
+        {
+            return Some(event);
+        }
         let now = self.now();
         self.group(group).member(id).heard_all_at = now;
         let its_group = self.group(group);
@@ -193,6 +199,7 @@ impl State {
             }
             return Some(SourceEvent::Committed(answer.result));
         }
+        self.open_gates(group, id);
         if records.is_some_and(|records| self.read(group, id, records)) {
             return Some(SourceEvent::Records);
         }
@@ -243,12 +250,13 @@ impl State {
         }
         for granted in &mut granted {
             let topic = &self.topics[granted.partition.topic()];
-            granted.end = Some(end_of(topic, granted.partition.number()));
+            granted.end = Some(topic.end(granted.partition.number()));
             granted.incarnation = Some(topic.incarnation);
             if granted.is_of_former_topic() {
                 (granted.committed, granted.metadata) = (None, String::new());
             }
         }
+        self.close_gates(group_name, id, &granted);
         (!granted.is_empty()).then_some(SourceEvent::Assigned(granted))
     }
 
@@ -276,6 +284,9 @@ impl State {
             let (Some(epoch), Flow::Flowing) = (held.epoch(), held.flow) else {
                 continue;
             };
+            if held.waits(&partition, &member.growing.gates) {
+                continue;
+            }
             let log = &topics[partition.topic()].partitions[partition.number() as usize];
             let from = log.first_at(held.position);
             let read = &log.records[from..log.records.len().min(from + room)];
@@ -294,7 +305,7 @@ impl State {
         let mut ends = Vec::new();
         for (partition, held) in &mut member.held {
             let Some(epoch) = held.epoch() else { continue };
-            let end = end_of(&topics[partition.topic()], partition.number());
+            let end = topics[partition.topic()].end(partition.number());
             if held.end_told.replace(end) != Some(end) {
                 ends.push((epoch, end));
             }
@@ -308,20 +319,19 @@ impl State {
         };
         let expired = member.standing == (Standing::Expired { noticed: true });
         let heard = !member.cut_off;
+        let gates = self.behind_gates(group, id);
         let news = member.held.iter().any(|(partition, held)| {
             let topic = &self.topics[partition.topic()];
             let log = &topic.partitions[partition.number() as usize];
             let started = held.epoch().is_some();
-            let readable = room && held.flow == Flow::Flowing && log.first_at(held.position) < log.records.len();
-            let moved = held.end_told != Some(end_of(topic, partition.number()));
+            let flows = held.flow == Flow::Flowing && !held.waits(partition, &gates);
+            let readable = room && flows && log.first_at(held.position) < log.records.len();
+            let moved = held.end_told != Some(topic.end(partition.number()));
             let told = held.stage == Stage::Offered || started && held.leaving == Leaving::Asked;
             heard && told || started && (readable || moved)
         });
         let answered = !member.answers.is_empty() && !self.groups[group].answers_held;
-        expired || news || answered
+        let grown = heard && self.growth_is_news(group, id);
+        expired || news || answered || grown
     }
-}
-
-fn end_of(topic: &Topic, partition: i32) -> Offset {
-    Offset::new(topic.partitions[partition as usize].end)
 }

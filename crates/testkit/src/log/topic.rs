@@ -81,9 +81,18 @@ impl Topic {
         self.partitions.resize_with(wanted, Partition::default);
     }
 
+    pub(super) fn count(&self) -> i32 {
+        self.partitions.len() as i32
+    }
+
+    /// Where a partition's log ends.
+    pub(super) fn end(&self, partition: i32) -> Offset {
+        Offset::new(self.partitions[partition as usize].end)
+    }
+
     pub(super) fn ids(&self, topic: &str) -> impl Iterator<Item = PartitionId> + use<> {
         let topic: Arc<str> = topic.into();
-        (0..self.partitions.len() as i32).map(move |number| PartitionId::new(Arc::clone(&topic), number))
+        (0..self.count()).map(move |number| PartitionId::new(Arc::clone(&topic), number))
     }
 
     pub(super) fn partition(&mut self, id: &PartitionId) -> &mut Partition {
@@ -93,7 +102,7 @@ impl Topic {
 
     pub(super) fn append(&mut self, topic: &str, record: NewRecord) -> RecordId {
         let number = record.partition.unwrap_or_else(|| match &record.key {
-            Some(key) => partition_of(key, self.partitions.len() as i32),
+            Some(key) => partition_of(key, self.count()),
             None => {
                 self.next_keyless += 1;
                 ((self.next_keyless - 1) % self.partitions.len()) as i32

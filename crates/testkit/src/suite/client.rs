@@ -20,6 +20,8 @@ pub(super) struct Client<S: Source> {
     pub(super) received: BTreeMap<PartitionId, Vec<(Offset, Vec<u8>)>>,
     pub(super) committed: Vec<Result<Vec<Commit>, CommitError>>,
     pub(super) ends: BTreeMap<PartitionId, Offset>,
+    /// From how many partitions to how many its topic has grown, and whether the new ones wait.
+    pub(super) grown: Vec<(i32, i32, bool)>,
     pub(super) patience: Duration,
 }
 
@@ -40,6 +42,7 @@ impl<S: Source> Client<S> {
             received: BTreeMap::new(),
             committed: Vec::new(),
             ends: BTreeMap::new(),
+            grown: Vec::new(),
             patience,
         }
     }
@@ -66,7 +69,10 @@ impl<S: Source> Client<S> {
             Some(SourceEvent::Skipped(epoch, to)) => {
                 panic!("{epoch:?} goes on at {to}, and nothing is gone from its log")
             }
-            Some(SourceEvent::Grown { .. } | SourceEvent::Trouble(_)) | None => {}
+            Some(SourceEvent::Grown {
+                before, after, held, ..
+            }) => self.grown.push((before, after, held)),
+            Some(SourceEvent::Trouble(_)) | None => {}
         }
     }
 
