@@ -13,6 +13,7 @@
 //! | P9 | Attempts count on from what the commit tells that an epoch began at, or 1, 2, …, no sooner than their back-off, at most the limit, none after a permanent failure. A clean release forgets none of the oldest. |
 //! | P10 | Handlers and unsettled records stay within their limits; a held partition delivers nothing. |
 //! | P12 | A drain ends by its deadline. |
+//! | P14 | Where new partitions of a topic are to wait: a record starts in one only when all that its session had in the older ones, when the topic grew, is settled and committed. |
 //!
 //! It takes one pass and O(records) memory, and time for the records and the entries of the ack maps. It does not judge
 //! effects (P5), metrics (P13), and how soon a stuck session is flagged (P11).
@@ -22,6 +23,7 @@ mod epoch;
 mod bench;
 mod ownership;
 mod handlers;
+mod growth;
 mod letters;
 mod commits;
 mod durable;
@@ -32,9 +34,11 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::time::Duration;
 
+use seriatim_engine::growth::Growth;
+
 use crate::history::Entry;
 use bench::Judge;
-pub use truth::{PartitionTruth, RecordTruth, Truth};
+pub use truth::{GrowthTruth, PartitionTruth, RecordTruth, Truth};
 
 /// The limits that were configured.
 #[derive(Clone, Debug)]
@@ -55,6 +59,8 @@ pub struct Rules {
     pub loss_slack: Duration,
     /// Whether nothing may start after the group has dropped an instance, though it did not learn of it: the lease.
     pub lease: bool,
+    /// What becomes of partitions that are added to a topic.
+    pub growth: Growth,
     /// Whether at the end everything must be settled and committed.
     pub settled: bool,
 }
@@ -71,6 +77,7 @@ impl Default for Rules {
             clock_slack: Duration::ZERO,
             loss_slack: Duration::ZERO,
             lease: false,
+            growth: Growth::Warn,
             settled: true,
         }
     }
@@ -113,6 +120,9 @@ pub struct Counts {
     pub overlaps_after_loss: u64,
     pub starts_after_lease: u64,
     pub starts_after_loss: u64,
+    pub growths: u64,
+    pub moved: u64,
+    pub waits: u64,
 }
 
 impl AddAssign for Counts {
@@ -139,6 +149,9 @@ impl AddAssign for Counts {
         self.overlaps_after_loss += other.overlaps_after_loss;
         self.starts_after_lease += other.starts_after_lease;
         self.starts_after_loss += other.starts_after_loss;
+        self.growths += other.growths;
+        self.moved += other.moved;
+        self.waits += other.waits;
     }
 }
 

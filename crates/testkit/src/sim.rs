@@ -20,13 +20,14 @@ mod sabotage;
 mod script;
 mod world;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use seriatim_engine::record::PartitionId;
 use seriatim_runtime::session_by::MissingSession;
 
 use crate::history::Entry;
-use crate::judge::{Judgement, Rules, Truth, judge};
+use crate::judge::{GrowthTruth, Judgement, Rules, Truth, judge};
 use crate::log::{CommitFault, MemberId, NewRecord};
 use crate::rng::Rng;
 pub(crate) use instance::{Instance, Pending};
@@ -84,11 +85,13 @@ pub fn run_with(seed: u64, sabotage: Sabotage) -> Run {
     if plan.config.dispatcher.missing_session == MissingSession::PartitionAsSession {
         truth.keyless_are_partition_sessions();
     }
+    truth.growths = std::mem::take(&mut sim.growths);
     let (history, rules) = (sim.world.history.entries(), plan.rules());
     let mut judgement = judge(&history, &truth, &rules);
     if let Err(text) = rests {
         judgement.note_unrest(&history, text);
     }
+    judgement.counts.waits = sim.waited.len() as u64;
     Run {
         seed,
         judgement,
@@ -115,6 +118,10 @@ struct Sim {
     sessions: u64,
     partitions: i32,
     session_timeout: Duration,
+    /// What the topic was each time that it grew.
+    growths: Vec<GrowthTruth>,
+    /// The partitions that were seen to wait with records in them.
+    waited: BTreeSet<PartitionId>,
     produced: u64,
     crashed: Vec<MemberId>,
     /// What ends a fault, and when.
@@ -137,6 +144,7 @@ impl Sim {
         world.log.topic(TOPIC, plan.partitions);
         world.log.set_batch_max(plan.batch_max);
         world.log.set_protocol(GROUP, plan.protocol);
+        world.log.set_growth(GROUP, plan.growth(sabotage));
         let clock = world.clock.clone();
         world
             .log
@@ -150,6 +158,8 @@ impl Sim {
             sessions: plan.sessions,
             partitions: plan.partitions,
             session_timeout: plan.session_timeout,
+            growths: Vec::new(),
+            waited: BTreeSet::new(),
             produced: 0,
             crashed: Vec::new(),
             endings: Vec::new(),
@@ -211,7 +221,13 @@ impl Sim {
                 self.world.weather.set_down(true);
                 self.endings.push((now + lasts, Ending::LettersUp));
             }
+            Deed::Grow => {
+                self.growths.push(GrowthTruth::of(&self.world.log, GROUP, TOPIC));
+                self.partitions *= 2;
+                self.world.log.topic(TOPIC, self.partitions);
+            }
         }
+        self.waited.extend(self.world.log.waiting(GROUP));
         self.world.bury();
     }
 
@@ -296,6 +312,7 @@ impl Sim {
         }
         self.expire_crashed();
         self.world.join();
+        self.fill_up();
         let settled = |world: &World| world.log.backlog(GROUP, TOPIC) == 0;
         if !self.world.advance_until(HEALED_WITHIN, settled) {
             let left = self.world.log.backlog(GROUP, TOPIC);
@@ -310,6 +327,16 @@ impl Sim {
         match self.world.advance_until(HEALED_WITHIN, stopped) {
             true => Ok(()),
             false => Err(format!("an instance has not stopped after {HEALED_WITHIN:?}")),
+        }
+    }
+
+    /// A log that ends in a gap is read to its end only with its next record, and new partitions wait for that.
+    fn fill_up(&mut self) {
+        if !self.growths.is_empty() {
+            for number in 0..self.partitions {
+                let record = NewRecord::new("s0", "the last").partition(number);
+                self.world.log.append_record(TOPIC, record);
+            }
         }
     }
 

@@ -69,4 +69,5 @@ controls! {
     taking_in_too_much: NoLimits => ["P10"];
     running_too_many_handlers: CrowdedWorkers => ["P10"];
     draining_for_ever: EndlessDrain => ["P12"];
+    starting_what_is_to_wait: OpenGates => ["P14"];
 }

@@ -7,6 +7,7 @@ use seriatim_engine::record::{PartitionId, RecordId};
 
 use super::durable::Durable;
 use super::epoch::{Attempts, Epoch, Phase};
+use super::growth::Grown;
 use super::{Judgement, PartitionTruth, Rules, Truth, Violation, story};
 use crate::history::{Entry, EpochNumber, What};
 
@@ -25,6 +26,7 @@ pub(super) struct Judge<'a> {
     pub(super) letters: HashMap<RecordId, Letter>,
     /// In which epoch an instance sent a record's letter.
     pub(super) letters_from: HashMap<(u32, RecordId), Option<EpochNumber>>,
+    pub(super) grown: Vec<Grown>,
     pub(super) now: usize,
     pub(super) judgement: Judgement,
 }
@@ -88,6 +90,7 @@ impl<'a> Judge<'a> {
             open: HashMap::new(),
             letters: HashMap::new(),
             letters_from: HashMap::new(),
+            grown: Vec::new(),
             now: 0,
             judgement: Judgement::default(),
         };
@@ -95,6 +98,7 @@ impl<'a> Judge<'a> {
             let index = judge.index(partition);
             judge.partitions.insert(id.clone(), index);
         }
+        judge.prepare_growths();
         judge
     }
 

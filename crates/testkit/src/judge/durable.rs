@@ -100,6 +100,14 @@ impl Durable {
         (self.known && !told).then(|| self.sent[0].to_string())
     }
 
+    /// Whether an owner has sent a commit beyond an offset, which the group may have.
+    pub(super) fn may_be_beyond(&self, offset: Offset) -> bool {
+        let owners = self.sent.iter().filter(|sent| !sent.superseded);
+        owners
+            .filter_map(|sent| sent.watermark)
+            .any(|watermark| watermark > offset)
+    }
+
     /// What the last commit says.
     pub(super) fn last<'a>(&'a self, truth: &'a PartitionTruth) -> Covered<'a> {
         Covered {

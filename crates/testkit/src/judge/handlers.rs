@@ -1,4 +1,4 @@
-//! P0, P1, P2, P6, P7, P9, P10: what a handler's start and end say.
+//! P0, P1, P2, P6, P7, P9, P10, P14: what a handler's start and end say.
 
 use std::time::Duration;
 
@@ -35,6 +35,7 @@ impl Judge<'_> {
             }
         }
         self.judge_place(number, record, place);
+        self.judge_growth(record, place);
         self.judge_overlap(i, number, record, place);
         self.judge_attempt(number, record, place, attempt, at);
         self.open(i, number, record, place, attempt);

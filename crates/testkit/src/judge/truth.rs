@@ -19,6 +19,39 @@ pub struct Truth {
     pub letters: HashMap<RecordId, Vec<u64>>,
     /// The commits that took effect, in order, and whether their sender owned the partition then.
     pub commits: Vec<(PartitionId, Offset, bool)>,
+    /// What topics were when they grew, in order.
+    pub growths: Vec<GrowthTruth>,
+}
+
+/// A topic as it was right before it got more partitions.
+#[derive(Clone, Debug)]
+pub struct GrowthTruth {
+    /// The topic.
+    pub topic: String,
+    /// Of each partition that it had: where its log ended, and what the group had committed.
+    pub partitions: Vec<(Offset, Option<Offset>)>,
+}
+
+impl GrowthTruth {
+    /// Reads it out of a log whose topic is to grow now.
+    pub fn of(log: &Log, group: &str, topic: &str) -> Self {
+        let ids = (0..).map(|number| PartitionId::new(topic, number));
+        let partitions = ids.map_while(|id| Some((log.end(&id)?, log.committed(group, &id))));
+        Self {
+            topic: topic.to_owned(),
+            partitions: partitions.collect(),
+        }
+    }
+
+    /// Those that the group's commits say were there before: the last for which there is one, and all below it.
+    pub(super) fn known_old(&self) -> impl Iterator<Item = (PartitionId, Offset)> {
+        let known = self.partitions.iter().rposition(|(_, committed)| committed.is_some());
+        let old = self.partitions.iter().take(known.map_or(0, |last| last + 1));
+        let named = |(number, (end, _)): (usize, &(Offset, Option<Offset>))| {
+            (PartitionId::new(self.topic.as_str(), number as i32), *end)
+        };
+        old.enumerate().map(named)
+    }
 }
 
 /// One partition.

@@ -3,7 +3,7 @@
 //! The rule is the engine's, as it is for Kafka. What a group has committed and where logs end is known here at once, so
 //! that a gate opens with the next poll of whoever stands before it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use seriatim_engine::growth::{Gate, Gates, Growth};
@@ -19,6 +19,21 @@ impl Log {
     /// otherwise.
     pub fn set_growth(&self, group: &str, growth: Growth) {
         self.lock().group(group).growth = growth;
+    }
+
+    /// The partitions that have records which a member could read, if they did not wait for what others have.
+    pub(crate) fn waiting(&self, group: &str) -> BTreeSet<PartitionId> {
+        let state = self.lock();
+        let Some(group) = state.groups.get(group) else {
+            return BTreeSet::new();
+        };
+        let held = group.members.values().flat_map(|member| {
+            let held = member.held.iter();
+            held.filter(|(partition, held)| held.waits(partition, &member.growing.gates))
+        });
+        let end = |partition: &PartitionId| state.topics[partition.topic()].end(partition.number());
+        let readable = held.filter(|(partition, held)| held.position < end(partition));
+        readable.map(|(partition, _)| partition.clone()).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use seriatim_engine::budget::Limits;
+use seriatim_engine::growth::Growth;
 use seriatim_engine::retry::Retry;
 use seriatim_runtime::dispatcher::DispatcherConfig;
 use seriatim_runtime::drive::RunConfig;
@@ -28,6 +29,7 @@ pub(super) struct Plan {
     /// How long the group waits for a word of a member.
     pub(super) session_timeout: Duration,
     pub(super) protocol: Protocol,
+    growth: Growth,
     pub(super) config: RunConfig,
     pub(super) agenda: Vec<(Duration, Deed)>,
 }
@@ -53,11 +55,14 @@ pub(super) enum Deed {
     LettersDown(Duration),
     /// A record is produced that kills whatever process starts it.
     Poison,
+    /// The topic gets twice as many partitions: a session stays where it is, or goes to a new one.
+    Grow,
 }
 
 impl Plan {
     pub(super) fn of(seed: u64) -> Self {
         let mut rng = Rng::of(&[seed, 2]);
+        let (growth, growths) = growth(seed);
         Self {
             partitions: rng.within(1..5) as i32,
             sessions: rng.within(2..24),
@@ -69,8 +74,17 @@ impl Plan {
             } else {
                 Protocol::Cooperative
             },
+            growth,
             config: config(&mut rng, seed),
-            agenda: agenda(&mut rng),
+            agenda: agenda(&mut rng, growths),
+        }
+    }
+
+    /// What becomes of new partitions, unless a saboteur lets them start.
+    pub(super) fn growth(&self, sabotage: Sabotage) -> Growth {
+        match sabotage {
+            Sabotage::OpenGates => Growth::Warn,
+            _ => self.growth,
         }
     }
 
@@ -86,6 +100,7 @@ impl Plan {
             partition_unsettled_max: limits.partition_records_max + self.batch_max,
             drain_max: self.config.dispatcher.drain_timeout + DRAIN_SLACK,
             lease: true,
+            growth: self.growth,
             ..Rules::default()
         }
     }
@@ -138,9 +153,26 @@ fn config(rng: &mut Rng, seed: u64) -> RunConfig {
     }
 }
 
-fn agenda(rng: &mut Rng) -> Vec<(Duration, Deed)> {
+/// In some runs the topic grows, and in more than half of them its new partitions are to wait. From draws of their own: the
+/// other runs are what they would be without these.
+fn growth(seed: u64) -> (Growth, Vec<(Duration, Deed)>) {
+    let mut rng = Rng::of(&[seed, 4]);
+    let growth = if rng.percent(60) { Growth::Hold } else { Growth::Warn };
     let upto = FAULTS_FOR.as_millis() as u64;
-    let mut agenda = Vec::new();
+    let first = rng.millis(0..upto);
+    let times = match rng.below(100) {
+        0..65 => vec![],
+        65..85 => vec![first],
+        85..92 => vec![first, rng.millis(0..upto)],
+        // While what is new still waits.
+        _ => vec![first, first + rng.millis(2..100)],
+    };
+    let growths = times.into_iter().map(|at| (at, Deed::Grow)).collect();
+    (growth, growths)
+}
+
+fn agenda(rng: &mut Rng, mut agenda: Vec<(Duration, Deed)>) -> Vec<(Duration, Deed)> {
+    let upto = FAULTS_FOR.as_millis() as u64;
     for _ in 0..rng.within(20..60) {
         agenda.push((rng.millis(0..upto), Deed::Produce(rng.within(1..16) as u32)));
     }

@@ -74,6 +74,8 @@ pub enum Sabotage {
     CrowdedWorkers,
     /// A drain takes as long as it likes.
     EndlessDrain,
+    /// New partitions that are to wait are started at once.
+    OpenGates,
 }
 
 /// An observer that is told of longer back-offs than are kept.
