@@ -7,6 +7,9 @@ use seriatim_engine::budget::Flow;
 use seriatim_engine::growth::Gates;
 use seriatim_engine::record::{Offset, PartitionId};
 
+/// Before all offsets.
+const NO_PLACE: i64 = -1;
+
 /// The partitions that are delivered, by name.
 #[derive(Debug)]
 pub(crate) struct Deliveries<M> {
@@ -25,7 +28,7 @@ pub(crate) struct Deliveries<M> {
 pub(crate) struct Delivery<M> {
     pub(crate) partition: PartitionId,
     pub(crate) epoch: AssignmentEpoch,
-    /// What is delivered next is at this offset or beyond.
+    /// What is delivered next is at this offset or beyond; negative while no place is known, and whatever comes is taken.
     next: i64,
     /// Nothing is delivered from this offset on: it cannot be read, and what follows must not overtake it.
     end: Option<i64>,
@@ -51,7 +54,7 @@ impl<M> Deliveries<M> {
     pub(crate) fn begin(&mut self, partition: PartitionId, epoch: AssignmentEpoch, from: Option<Offset>) {
         let delivery = Delivery {
             epoch,
-            next: from.map_or(0, Offset::get),
+            next: from.map_or(NO_PLACE, Offset::get),
             end: None,
             flow: Flow::Flowing,
             barred: false,
@@ -77,6 +80,10 @@ impl<M> Deliveries<M> {
         *self = Self::default();
     }
 
+    fn get(&self, partition: &PartitionId) -> Option<&Delivery<M>> {
+        self.topics.get(partition.topic())?.get(&partition.number())
+    }
+
     pub(crate) fn get_mut(&mut self, topic: &str, number: i32) -> Option<&mut Delivery<M>> {
         self.topics.get_mut(topic)?.get_mut(&number)
     }
@@ -100,13 +107,9 @@ impl<M> Deliveries<M> {
         self.note_flow();
     }
 
-    /// Whether a partition is barred.
-    pub(crate) fn is_barred(&self, partition: &PartitionId) -> bool {
-        let delivery = self
-            .topics
-            .get(partition.topic())
-            .and_then(|topic| topic.get(&partition.number()));
-        delivery.is_some_and(|delivery| delivery.barred)
+    /// Whether a partition's queue is led away, to keep its records itself.
+    pub(crate) fn is_diverted(&self, partition: &PartitionId) -> bool {
+        self.get(partition).is_some_and(|delivery| delivery.diverted)
     }
 
     /// Opens the barred partitions that are behind none of these gates.
@@ -129,11 +132,7 @@ impl<M> Deliveries<M> {
 
     /// Whether the client fetches the partition: its queue is not left to fill up.
     pub(crate) fn is_fetched(&self, partition: &PartitionId) -> bool {
-        let delivery = self
-            .topics
-            .get(partition.topic())
-            .and_then(|topic| topic.get(&partition.number()));
-        delivery.is_some_and(Delivery::flows)
+        self.get(partition).is_some_and(Delivery::flows)
     }
 
     // Derived from what is there rather than counted along: a count that leaks would hold the intake for ever.
@@ -157,19 +156,22 @@ impl<M> Deliveries<M> {
         }
     }
 
-    /// Lets a partition go on at an offset beyond all that was delivered. The client delivers it anew: its queue is led to
-    /// ours again.
+    /// Lets a partition go on at an offset beyond all that was delivered.
     pub(crate) fn skip_to(&mut self, partition: &PartitionId, to: Offset) {
         if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {
             delivery.next = delivery.next.max(to.get());
-            delivery.diverted = delivery.barred;
         }
+    }
+
+    /// Where a partition goes on if the client fetches it anew; `None` while that is where it began, and nothing has come.
+    pub(crate) fn position(&self, partition: &PartitionId) -> Option<Offset> {
+        let next = self.get(partition)?.next;
+        (next > NO_PLACE).then(|| Offset::new(next))
     }
 
     /// The period of ownership in which a partition is delivered.
     pub(crate) fn epoch(&self, partition: &PartitionId) -> Option<AssignmentEpoch> {
-        let topic = self.topics.get(partition.topic())?;
-        Some(topic.get(&partition.number())?.epoch)
+        Some(self.get(partition)?.epoch)
     }
 
     /// Lets a partition stand still at an offset, or where it is, for the rest of its period of ownership.
@@ -329,7 +331,7 @@ mod tests {
     fn a_barred_partition_delivers_nothing_before_it_is_opened() {
         let (mut deliveries, partition) = one_partition();
         deliveries.bar(&partition);
-        assert!(deliveries.all_held() && deliveries.is_barred(&partition) && !deliveries.is_fetched(&partition));
+        assert!(deliveries.all_held() && deliveries.is_diverted(&partition) && !deliveries.is_fetched(&partition));
         deliveries.set_flow(&partition, Flow::Flowing);
         assert!(deliveries.released().is_none());
         assert_eq!(
@@ -339,7 +341,7 @@ mod tests {
         );
 
         deliveries.open(&Gates::default());
-        assert!(!deliveries.all_held() && !deliveries.is_barred(&partition));
+        assert!(!deliveries.all_held());
         let delivery = deliveries.released().unwrap();
         assert_eq!(delivery.unstash(9).collect::<Vec<_>>(), [10]);
         assert!(delivery.lead_back());

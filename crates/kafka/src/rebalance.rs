@@ -10,7 +10,8 @@
 //! - A revocation is answered by one call that ends the consumption of all of it. librdkafka takes the first such call,
 //!   for whatever partition, as the whole answer, and the group goes on: so the call is made when the last partition has
 //!   been relinquished, and never without a revocation.
-//! - Under the eager protocol an assignment replaces all there was: so it is made when every partition was started.
+//! - Under the eager protocol an assignment replaces all there was: so it is made when every partition was started, and
+//!   who changes one partition begins all of them again.
 
 use std::collections::{HashMap, HashSet};
 
@@ -158,10 +159,11 @@ impl Holdings {
     }
 
     /// The client is to consume an interrupted partition again, in the same period of ownership. Returns whether that
-    /// goes on.
+    /// goes on. Of two places to go on at, the later call's counts.
     pub(crate) fn resume(&mut self, start: Start) -> bool {
         let goes_on = self.epochs.contains_key(&start.epoch);
         if goes_on {
+            self.starts.retain(|former| former.epoch != start.epoch);
             self.starts.push(start);
         }
         goes_on
@@ -197,6 +199,11 @@ impl Holdings {
     /// Whether the group has given any such partition, started or not.
     pub(crate) fn has(&self, is_such: impl Fn(&PartitionId) -> bool) -> bool {
         self.grants.keys().any(is_such)
+    }
+
+    /// Those of them that the client consumes.
+    pub(crate) fn consumed(&self) -> impl Iterator<Item = (AssignmentEpoch, &PartitionId)> {
+        self.owned().filter(|(_, partition)| self.consumed.contains(*partition))
     }
 
     /// All periods of ownership.

@@ -234,13 +234,14 @@ impl KafkaSource {
         }
         let list = list_of(starts.iter().map(|start| &start.partition));
         for (start, mut element) in starts.iter().zip(list.elements()) {
-            if self.deliveries.is_barred(&start.partition) {
+            if self.deliveries.is_diverted(&start.partition) {
                 client.flow.hold(&start.partition);
             } else {
                 client.flow.forward(&start.partition);
             }
             let jump = self.jumps.remove(&start.partition);
             if let Some(to) = jump {
+                self.deliveries.skip_to(&start.partition, to);
                 self.events.push_back(SourceEvent::Skipped(start.epoch, to));
             }
             let from = jump

@@ -13,6 +13,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::topic_partition_list::{Offset as Place, TopicPartitionList};
 use seriatim_engine::ack_map;
+use seriatim_engine::budget::Flow;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_engine::trail::Trail;
 use seriatim_kafka::config::Properties;
@@ -40,8 +41,15 @@ impl Admin {
 
     /// Deletes the records of partition 0 below an offset.
     fn delete_records(&self, topic: &str, below: i64) {
+        self.delete_records_of(topic, [0], below);
+    }
+
+    fn delete_records_of(&self, topic: &str, partitions: impl IntoIterator<Item = i32>, below: i64) {
         let mut places = TopicPartitionList::new();
-        places.add_partition_offset(topic, 0, Place::Offset(below)).unwrap();
+        for partition in partitions {
+            let place = Place::Offset(below);
+            places.add_partition_offset(topic, partition, place).unwrap();
+        }
         let deleted = self.client.delete_records(&places, &AdminOptions::new());
         self.runtime.block_on(deleted).unwrap();
     }
@@ -73,7 +81,21 @@ fn committed(test: &str, watermark: i64, metadata: &str) -> (String, String) {
 }
 
 fn join(topic: &str, group: &str, policy: OutOfRange) -> Member {
-    Member::join_with(brokers(), topic, group, &[], policy)
+    Member::join_with(brokers(), topic, group, COOPERATIVE, policy)
+}
+
+/// How the members of a group move partitions between them: the default, and the older way.
+const COOPERATIVE: &[&str] = &[];
+const EAGER: &[&str] = &["partition.assignment.strategy=range"];
+
+/// Each way to move partitions with each policy that goes on, and one of two places.
+fn ways_on(earliest: i64, latest: i64) -> impl Iterator<Item = (&'static [&'static str], OutOfRange, i64)> {
+    [COOPERATIVE, EAGER].into_iter().flat_map(move |protocol| {
+        [
+            (protocol, OutOfRange::Earliest, earliest),
+            (protocol, OutOfRange::Latest, latest),
+        ]
+    })
 }
 
 /// What the dispatcher says of a partition that it gives back at this watermark: the offset after it is settled.
@@ -160,9 +182,9 @@ fn deleted_records_are_skipped_when_the_partition_is_assigned() {
 
 #[test]
 fn deleted_records_are_skipped_while_it_runs_in_the_same_period() {
-    for (policy, to) in [(OutOfRange::Earliest, 6), (OutOfRange::Latest, 10)] {
+    for (protocol, policy, to) in ways_on(6, 10) {
         let (topic, group) = committed("overtaken", 3, "");
-        let mut member = join(&topic, &group, policy);
+        let mut member = Member::join_with(brokers(), &topic, &group, protocol, policy);
         member.starts = false;
         until([&mut member], "the offer", |[member]| member.offered.len() == 1);
         Admin::new().delete_records(&topic, 6);
@@ -178,6 +200,48 @@ fn deleted_records_are_skipped_while_it_runs_in_the_same_period() {
         assert_eq!((member.epoch(0), &member.lost[..]), (epoch, &[][..]));
         assert!(moved(&member).contains("3 to 5 is lost"), "{}", moved(&member));
     }
+}
+
+/// Starts what was offered of partitions 0 to 3 of a topic with ten records each, the first two where there is no record any
+/// more.
+fn start_where_two_are_gone(member: &mut Member, topic: &str) {
+    member.starts = false;
+    until([&mut *member], "the offer", |[member]| member.offered.len() == 4);
+    member.starts = true;
+    Admin::new().delete_records_of(topic, [0, 1], 6);
+    let mut granted = std::mem::take(&mut member.offered);
+    for granted in granted.iter_mut().filter(|granted| granted.partition.number() < 2) {
+        granted.committed = Some(Offset::new(3));
+    }
+    member.start(&granted);
+}
+
+#[test]
+fn an_eager_member_that_skips_goes_on_with_all_else_where_it_was() {
+    let (topic, group) = named("eager-skip", 4);
+    produce(&topic, 0..4, 10);
+    let mut member = Member::join_with(brokers(), &topic, &group, EAGER, OutOfRange::Earliest);
+    start_where_two_are_gone(&mut member, &topic);
+    let epochs = [0, 1, 2, 3].map(|number| member.epoch(number));
+    member.source.set_flow(epochs[3], Flow::Held);
+    until([&mut member], "both skips", |[member]| member.skipped.len() == 2);
+    produce(&topic, 0..4, 10);
+    until([&mut member], "the new records", |[member]| {
+        (0..3).all(|number| member.seen.get(&number).is_some_and(|seen| seen.ends_with(&[19])))
+    });
+    assert_eq!(member.seen.get(&3), None, "it is held");
+    member.source.set_flow(epochs[3], Flow::Flowing);
+    until([&mut member], "what was held", |[member]| {
+        member.seen.get(&3).is_some_and(|seen| seen.len() == 20)
+    });
+
+    member.skipped.sort_unstable();
+    assert_eq!(member.skipped, [(0, 6), (1, 6)]);
+    for (number, from) in [(0, 6), (1, 6), (2, 0), (3, 0)] {
+        assert_eq!(member.seen[&number], (from..20).collect::<Vec<_>>(), "{number}");
+    }
+    assert_eq!([0, 1, 2, 3].map(|number| member.epoch(number)), epochs);
+    assert_eq!((&member.lost[..], &member.revoked[..]), (&[][..], &[][..]));
 }
 
 #[test]
@@ -224,9 +288,9 @@ fn a_log_that_is_shorter_than_the_commit_is_begun_anew_and_the_commit_moves_down
 
 #[test]
 fn a_log_that_became_shorter_while_it_was_read_begins_a_new_period() {
-    for (policy, at) in [(OutOfRange::Earliest, 0), (OutOfRange::Latest, 10)] {
+    for (protocol, policy, at) in ways_on(0, 10) {
         let (topic, group) = committed("cut", 3, "");
-        let mut member = join(&topic, &group, policy);
+        let mut member = Member::join_with(brokers(), &topic, &group, protocol, policy);
         member.starts = false;
         until([&mut member], "the offer", |[member]| member.offered.len() == 1);
         start_at(&mut member, 1_042);

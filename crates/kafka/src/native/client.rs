@@ -143,11 +143,24 @@ impl Consumer {
     /// Ends the consumption of one that the group has not asked for. Only with [`Protocol::Cooperative`]; a revocation
     /// that is under way takes it for its answer.
     ///
-    /// When it returns, the partition's queue is led nowhere, and may be forwarded for its next assignment: what stops its
-    /// fetches takes the forwarding away, and stands in the same queue before the question that is asked here
-    /// (`rd_kafka_cgrp_handle_assign_op`, `rd_kafka_toppar_fetch_stop`).
+    /// When it returns, the partition's queue is led nowhere, and may be forwarded for its next assignment.
     pub(crate) fn interrupt(&self, partition: &PartitionId) -> Result<(), String> {
         self.unassign(&list_of([partition]))?;
+        self.await_stops();
+        Ok(())
+    }
+
+    /// As [`interrupt`](Self::interrupt), of all that is consumed. Only with [`Protocol::Eager`]; no revocation takes it for
+    /// its answer: that is [`assign`](Self::assign) without a list (`rd_kafka_cgrp_assign`, `rd_kafka_cgrp_unassign`).
+    pub(crate) fn interrupt_all(&self) -> Result<(), String> {
+        self.assign(Some(&list_of([])))?;
+        self.await_stops();
+        Ok(())
+    }
+
+    /// Waits until what was unassigned is led nowhere: what stops its fetches takes the forwarding away, and stands in the
+    /// same queue before the question that is asked here (`rd_kafka_cgrp_handle_assign_op`, `rd_kafka_toppar_fetch_stop`).
+    fn await_stops(&self) {
         let mut assigned = ptr::null_mut();
         // SAFETY: the client is alive; the list, if there is one, is ours and is destroyed.
         unsafe {
@@ -156,7 +169,6 @@ impl Consumer {
                 sys::rd_kafka_topic_partition_list_destroy(assigned);
             }
         }
-        Ok(())
     }
 
     /// Consumes exactly these; `None` ends all consumption. Only with [`Protocol::Eager`].

@@ -1,9 +1,10 @@
 //! What the client and its aide say, and what follows from it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use rdkafka::config::ClientConfig;
+use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::record::PartitionId;
 use seriatim_runtime::clock;
 use seriatim_runtime::ports::{SourceEvent, SourceTrouble};
@@ -39,6 +40,8 @@ pub(super) struct Questions {
     committed: Vec<(Ticket, Instant)>,
     /// What was not found out yet of partitions that stand still.
     searches: Vec<(Search, Instant)>,
+    /// Periods of ownership in which one is due, or the aide is at it.
+    searching: HashSet<AssignmentEpoch>,
     ends_due: Option<Instant>,
     /// Whether the aide is at it.
     ends_asked: bool,
@@ -79,7 +82,23 @@ impl Questions {
 
     /// Searches when it is due.
     pub(super) fn search_later(&mut self, search: Search, due: Instant) {
+        self.begin_search(search.epoch);
         self.searches.push((search, due));
+    }
+
+    /// Whether it is not decided yet where this period of ownership goes on.
+    pub(super) fn is_searching(&self, epoch: AssignmentEpoch) -> bool {
+        self.searching.contains(&epoch)
+    }
+
+    /// Takes note that a search has begun.
+    pub(super) fn begin_search(&mut self, epoch: AssignmentEpoch) {
+        self.searching.insert(epoch);
+    }
+
+    /// Takes note that a search has ended.
+    pub(super) fn end_search(&mut self, epoch: AssignmentEpoch) {
+        self.searching.remove(&epoch);
     }
 
     fn take_due_searches(&mut self, now: Instant) -> Vec<Search> {

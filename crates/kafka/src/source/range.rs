@@ -19,7 +19,7 @@ use super::aide::Errand;
 use super::group::ASK_AGAIN_AFTER;
 use crate::native::client::Protocol;
 use crate::native::event::ClientEvent;
-use crate::range::{Extent, Missing, OutOfRange, Verdict};
+use crate::range::{Extent, Missing, Verdict};
 
 /// Something that was missed in a period of ownership.
 #[derive(Clone, Debug)]
@@ -31,7 +31,9 @@ pub(super) struct Search {
 impl KafkaSource {
     pub(super) fn out_of_range(&mut self, partition: PartitionId, wanted: Option<Offset>) {
         // Without a delivery it was given back: its next owner is told too.
-        if let Some(epoch) = self.deliveries.epoch(&partition) {
+        if let Some(epoch) = self.deliveries.epoch(&partition)
+            && !self.questions.is_searching(epoch)
+        {
             let missing = Missing {
                 partition,
                 wanted,
@@ -44,6 +46,7 @@ impl KafkaSource {
     /// Asks where the log begins and ends.
     pub(super) fn search(&mut self, search: Search, now: Instant) {
         let Some(client) = &self.client else { return };
+        self.questions.begin_search(search.epoch);
         if !client.aide.send(Errand::Extent(search.clone())) {
             self.questions.search_later(search, now + ASK_AGAIN_AFTER);
         }
@@ -55,7 +58,8 @@ impl KafkaSource {
             let known = self.incarnations.get(partition);
             partition.topic() == topic && known.is_some_and(|known| *known != incarnation)
         };
-        let owned = self.holdings.owned().filter(|(_, partition)| is_other(partition));
+        let owned = self.holdings.owned();
+        let owned = owned.filter(|(epoch, partition)| is_other(partition) && !self.questions.is_searching(*epoch));
         let searches = owned.map(|(epoch, partition)| Search {
             epoch,
             missing: Missing {
@@ -73,6 +77,7 @@ impl KafkaSource {
         let Search { epoch, mut missing } = search.clone();
         let known = self.incarnations.get(&missing.partition).copied();
         missing.of_former_topic |= known.zip(incarnation).is_some_and(|(known, is)| known != is);
+        self.questions.end_search(epoch);
         if self.holdings.partition(epoch).is_none() {
             return;
         }
@@ -81,21 +86,23 @@ impl KafkaSource {
             return self.questions.search_later(search, Instant::now() + ASK_AGAIN_AFTER);
         };
         let partition = missing.partition.clone();
-        let verdict = match self.policy_for(&partition) {
-            // To change what is consumed would answer the revocation that is under way, before all of it is drained.
-            OutOfRange::Earliest | OutOfRange::Latest if self.holdings.owes_answer() => {
-                return self.questions.search_later(search, Instant::now() + ASK_AGAIN_AFTER);
-            }
-            policy => missing.verdict(policy, extent),
-        };
-        match verdict {
+        let is_cut_short = missing.is_cut_short(extent);
+        if self.holdings.is_wanted_back(&partition) {
+            // Its next owner is told, and places it anew. What was settled of another log is not to be committed for it.
+            return if is_cut_short {
+                self.forsake(epoch)
+            };
+        }
+        match missing.verdict(self.policy.of(partition.topic()), extent) {
             Verdict::Stop => {
-                let is_cut_short = missing.is_cut_short(extent);
                 self.report(missing.stopped(Some(extent)));
                 if is_cut_short {
-                    self.relinquish(&[epoch]);
-                    self.events.push_back(SourceEvent::Lost(vec![epoch]));
+                    self.forsake(epoch);
                 }
+            }
+            // To change what is consumed would answer the revocation that is under way, before all of it is drained.
+            _ if self.holdings.owes_answer() => {
+                self.questions.search_later(search, Instant::now() + ASK_AGAIN_AFTER);
             }
             Verdict::Skip(to) => {
                 self.interrupt(&partition);
@@ -177,17 +184,49 @@ impl KafkaSource {
         };
     }
 
-    /// The policy for a partition that is consumed. Eager members change what they consume only as a whole, and by order of
-    /// the group: theirs stands still until the next assignment, where it is placed anew.
-    fn policy_for(&self, partition: &PartitionId) -> OutOfRange {
+    /// Ends a period of ownership without a commit.
+    fn forsake(&mut self, epoch: AssignmentEpoch) {
+        self.relinquish(&[epoch]);
+        self.events.push_back(SourceEvent::Lost(vec![epoch]));
+    }
+
+    /// Ends the client's consumption of a partition that the group has not asked for. It begins again with the next
+    /// [`consume_started`](Self::consume_started): to seek is refused once a partition has stopped
+    /// (`rd_kafka_offset_reset`, `rd_kafka_toppar_seek`).
+    fn interrupt(&mut self, partition: &PartitionId) {
         match self.protocol {
-            Protocol::Cooperative => self.policy.of(partition.topic()),
-            Protocol::Eager => OutOfRange::Stop,
+            Protocol::Cooperative => self.interrupt_one(partition),
+            Protocol::Eager => self.interrupt_all(),
         }
     }
 
-    /// Ends the client's consumption of a partition that the group has not asked for.
-    fn interrupt(&mut self, partition: &PartitionId) {
+    /// Eager members change what they consume only as a whole: all else goes on where it was. What is searched for would
+    /// only stop again, and stays out until it is decided.
+    fn interrupt_all(&mut self) {
+        let consumed = self.holdings.consumed();
+        let starts: Vec<_> = consumed
+            .map(|(epoch, partition)| Start {
+                partition: partition.clone(),
+                epoch,
+                // Without a place it begins again as it began, as it would with its next owner: nothing has come of it.
+                from: self.deliveries.position(partition),
+            })
+            .collect();
+        if starts.is_empty() {
+            return;
+        }
+        for start in starts {
+            self.holdings.interrupt(&start.partition);
+            if !self.questions.is_searching(start.epoch) {
+                self.holdings.resume(start);
+            }
+        }
+        let Some(client) = &self.client else { return };
+        let interrupted = client.consumer.interrupt_all();
+        self.note_answered(interrupted);
+    }
+
+    fn interrupt_one(&mut self, partition: &PartitionId) {
         self.holdings.interrupt(partition);
         let Some(client) = &self.client else { return };
         let interrupted = client.consumer.interrupt(partition);
@@ -215,5 +254,114 @@ fn anew(partition: PartitionId, incarnation: Option<u64>) -> Granted {
         metadata: String::new(),
         end: None,
         incarnation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use seriatim_engine::assignment::Assignments;
+
+    use super::*;
+    use crate::growth::Growth;
+    use crate::range::{OutOfRange, OutOfRangePolicy};
+    use crate::source::{SourceSettings, StartAt};
+
+    /// An eager member that no broker answers, with one partition that it has started.
+    fn member() -> (KafkaSource, Search) {
+        let mut out_of_range = OutOfRangePolicy::default();
+        out_of_range.set(OutOfRange::Earliest);
+        let (mut source, _) = KafkaSource::connect(SourceSettings {
+            brokers: "127.0.0.1:1".to_owned(),
+            group: "g".to_owned(),
+            topics: vec!["orders".to_owned()],
+            start_at: StartAt::Earliest,
+            out_of_range,
+            growth: Growth::Warn,
+            properties: "".parse().unwrap(),
+        })
+        .unwrap();
+        source.protocol = Protocol::Eager;
+        let partition = PartitionId::new("orders", 3);
+        let ticket = source.holdings.grant(std::slice::from_ref(&partition));
+        source.holdings.offer(ticket, vec![anew(partition.clone(), None)]);
+        let epoch = Assignments::default().open(());
+        let from = Some(Offset::new(1042));
+        source.start(&[Start {
+            partition: partition.clone(),
+            epoch,
+            from,
+        }]);
+        let missing = Missing {
+            partition,
+            wanted: from,
+            of_former_topic: false,
+        };
+        (source, Search { epoch, missing })
+    }
+
+    fn revoke(source: &mut KafkaSource, search: &Search) {
+        source.take_event(ClientEvent::Revoked {
+            partitions: vec![search.missing.partition.clone()],
+            lost: false,
+        });
+        assert!(matches!(&source.events.pop_front(), Some(SourceEvent::Revoked(epochs)) if epochs == &[search.epoch]));
+    }
+
+    fn deleted_from_the_front() -> Option<Extent> {
+        Some((Offset::new(2000), Offset::new(3000)))
+    }
+
+    fn cut_short() -> Option<Extent> {
+        Some((Offset::ZERO, Offset::new(10)))
+    }
+
+    #[test]
+    fn what_is_wanted_back_is_not_moved_and_drains() {
+        let (mut source, search) = member();
+        revoke(&mut source, &search);
+        source.searched(search.clone(), deleted_from_the_front(), None);
+        assert!(source.events.is_empty(), "{:?}", source.events);
+        assert!(source.holdings.owes_answer(), "not before it is drained");
+        assert!(source.holdings.partition(search.epoch).is_some());
+
+        source.relinquish(&[search.epoch]);
+        assert!(!source.holdings.owes_answer());
+        assert_eq!(source.failure, None);
+    }
+
+    #[test]
+    fn what_is_wanted_back_of_another_log_ends_at_once_and_commits_nothing() {
+        let (mut source, search) = member();
+        revoke(&mut source, &search);
+        source.searched(search.clone(), cut_short(), None);
+        assert!(matches!(&source.events.pop_front(), Some(SourceEvent::Lost(epochs)) if epochs == &[search.epoch]));
+        assert!(source.events.is_empty() && !source.holdings.owes_answer());
+        let late = seriatim_runtime::ports::Commit {
+            epoch: search.epoch,
+            watermark: Offset::new(1042),
+            metadata: String::new(),
+        };
+        assert!(source.owned_of(&[late]).is_empty());
+        assert_eq!(source.failure, None);
+    }
+
+    #[test]
+    fn while_it_is_searched_for_nobody_searches_again() {
+        let (mut source, search) = member();
+        let partition = &search.missing.partition;
+        source.out_of_range(partition.clone(), search.missing.wanted);
+        assert!(source.questions.is_searching(search.epoch));
+        // Another that is moved meanwhile begins all again, but not this one, which would only stop again.
+        source.interrupt(&PartitionId::new("orders", 4));
+        assert!(source.holdings.take_starts(Protocol::Eager).is_empty());
+
+        source.searched(search.clone(), deleted_from_the_front(), None);
+        assert!(!source.questions.is_searching(search.epoch));
+        let told = source
+            .events
+            .iter()
+            .map(|event| matches!(event, SourceEvent::Skipped(_, to) if to.get() == 2000));
+        assert_eq!(told.filter(|is_skip| *is_skip).count(), 1);
+        assert_eq!(source.deliveries.position(partition), Some(Offset::new(2000)));
     }
 }
