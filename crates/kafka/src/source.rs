@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rdkafka::topic_partition_list::Offset as Place;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
-use seriatim_engine::growth::{Gates, Growth};
+use seriatim_engine::growth::Growth;
 use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_runtime::clock;
 use seriatim_runtime::message::Message;
@@ -28,6 +28,7 @@ use seriatim_runtime::ports::{
 
 use self::aide::{Aide, Rules};
 use self::group::{Questions, topics_interval};
+use self::growth::Sizes;
 use crate::commit::{self, Answer, Commits};
 use crate::config::{ConfigError, Properties, brokers_of, client_refused, consumer_config};
 use crate::delivery::Deliveries;
@@ -36,7 +37,6 @@ use crate::native::client::{Consumer, Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
 pub use crate::native::message::KafkaMessage;
 use crate::native::queue::FlowQueue;
-use crate::native::topics::TopicFacts;
 use crate::range::OutOfRangePolicy;
 use crate::rebalance::Holdings;
 use crate::trouble::Reported;
@@ -112,18 +112,13 @@ pub struct KafkaSource {
     topics_interval: Duration,
     start_at: StartAt,
     policy: OutOfRangePolicy,
-    growth: Growth,
     protocol: Protocol,
     holdings: Holdings,
     /// Where partitions begin instead of at what was committed, from the decision to their start.
     jumps: HashMap<PartitionId, Offset>,
     /// Of which incarnation of their topic the partitions are taken for that were offered last, where that is known.
     incarnations: HashMap<PartitionId, u64>,
-    /// What the topics were when last asked about, and up to how many partitions it was told that they have grown.
-    known_topics: HashMap<String, TopicFacts>,
-    told_growth: HashMap<String, i32>,
-    /// Before partitions that are started and wait.
-    gates: Gates,
+    sizes: Sizes,
     deliveries: Deliveries<KafkaMessage>,
     commits: Commits,
     standing: Standing,
@@ -183,14 +178,11 @@ impl KafkaSource {
             topics_interval: topics_interval(&config),
             start_at,
             policy: out_of_range,
-            growth,
             protocol: Protocol::Cooperative,
             holdings: Holdings::default(),
             jumps: HashMap::new(),
             incarnations: HashMap::new(),
-            known_topics: HashMap::new(),
-            told_growth: HashMap::new(),
-            gates: Gates::default(),
+            sizes: Sizes::under(growth),
             deliveries: Deliveries::default(),
             commits: Commits::default(),
             standing: Standing::new(&config),
@@ -414,7 +406,7 @@ impl Source for KafkaSource {
         for start in starts {
             if self.holdings.start(start) {
                 self.deliveries.begin(start.partition.clone(), start.epoch, start.from);
-                if self.gates.bars(start.partition.topic(), start.partition.number()) {
+                if self.sizes.is_gated(&start.partition) {
                     self.deliveries.bar(&start.partition);
                 }
             } else {
