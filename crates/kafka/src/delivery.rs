@@ -35,6 +35,8 @@ pub(crate) struct Delivery<M> {
     flow: Flow,
     /// Nothing is delivered before it is opened, whatever the flow.
     barred: bool,
+    /// What is fetched from now on may be of another topic of the same name: the queue keeps it.
+    doubted: bool,
     diverted: bool,
     stash: VecDeque<M>,
 }
@@ -58,6 +60,7 @@ impl<M> Deliveries<M> {
             end: None,
             flow: Flow::Flowing,
             barred: false,
+            doubted: false,
             diverted: false,
             stash: VecDeque::new(),
             partition,
@@ -125,6 +128,32 @@ impl<M> Deliveries<M> {
         self.note_flow();
     }
 
+    /// Lets the partitions of a topic keep in their queues, which are to be held, what is fetched from now on, until it is
+    /// [trusted](Self::trust). Returns whether there are any.
+    pub(crate) fn doubt(&mut self, topic: &str, mut hold: impl FnMut(&PartitionId)) -> bool {
+        let deliveries = self.topics.get_mut(topic).into_iter().flat_map(HashMap::values_mut);
+        let mut any = false;
+        for delivery in deliveries {
+            (any, delivery.doubted) = (true, true);
+            if !delivery.diverted {
+                delivery.diverted = true;
+                hold(&delivery.partition);
+            }
+        }
+        any
+    }
+
+    /// Lets the doubted partitions of a topic go on.
+    pub(crate) fn trust(&mut self, topic: &str) {
+        let deliveries = self.topics.get_mut(topic).into_iter().flat_map(HashMap::values_mut);
+        for delivery in deliveries.filter(|delivery| delivery.doubted) {
+            delivery.doubted = false;
+            if delivery.is_released() {
+                self.releases.push_back(delivery.partition.clone());
+            }
+        }
+    }
+
     /// Whether nothing would be delivered, whatever came: then nothing need be read, and nothing be stashed.
     pub(crate) fn all_held(&self) -> bool {
         self.all_held
@@ -132,7 +161,8 @@ impl<M> Deliveries<M> {
 
     /// Whether the client fetches the partition: its queue is not left to fill up.
     pub(crate) fn is_fetched(&self, partition: &PartitionId) -> bool {
-        self.get(partition).is_some_and(Delivery::flows)
+        self.get(partition)
+            .is_some_and(|delivery| delivery.flows() && !delivery.doubted)
     }
 
     // Derived from what is there rather than counted along: a count that leaks would hold the intake for ever.
@@ -214,7 +244,7 @@ impl<M> Delivery<M> {
 
     /// Whether the queue has to be led back: it was diverted, and what came before has been delivered. Says so once.
     pub(crate) fn lead_back(&mut self) -> bool {
-        let lead_back = self.flows() && self.stash.is_empty() && self.diverted;
+        let lead_back = self.flows() && !self.doubted && self.stash.is_empty() && self.diverted;
         self.diverted &= !lead_back;
         lead_back
     }
@@ -227,7 +257,8 @@ impl<M> Delivery<M> {
 
     /// Whether it may deliver, and something of it is kept back.
     fn is_released(&self) -> bool {
-        self.flow == Flow::Flowing && !self.barred && !self.stash.is_empty() || self.flows() && self.diverted
+        let may_flow_again = self.flows() && !self.doubted && self.diverted;
+        self.flow == Flow::Flowing && !self.barred && !self.stash.is_empty() || may_flow_again
     }
 }
 
@@ -346,6 +377,31 @@ mod tests {
         assert_eq!(delivery.unstash(9).collect::<Vec<_>>(), [10]);
         assert!(delivery.lead_back());
         assert_eq!(pass(&mut deliveries, [11]), [11]);
+    }
+
+    #[test]
+    fn a_doubted_partition_delivers_what_has_come_and_its_queue_keeps_the_rest() {
+        let (mut deliveries, partition) = one_partition();
+        let mut held = Vec::new();
+        assert!(deliveries.doubt("orders", |partition| held.push(partition.clone())));
+        assert!(deliveries.doubt("orders", |_| panic!("once is enough")));
+        assert!(!deliveries.doubt("others", |_| panic!("there is none")));
+        assert_eq!(held, std::slice::from_ref(&partition));
+        assert!(deliveries.is_diverted(&partition) && !deliveries.is_fetched(&partition));
+        assert_eq!(pass(&mut deliveries, [10, 11]), [10, 11], "it was fetched before");
+        assert!(!deliveries.all_held() && deliveries.released().is_none());
+
+        deliveries.set_flow(&partition, Flow::Held);
+        assert_eq!(pass(&mut deliveries, [12]), NOTHING);
+        deliveries.set_flow(&partition, Flow::Flowing);
+        let delivery = deliveries.released().unwrap();
+        assert_eq!(delivery.unstash(9).collect::<Vec<_>>(), [12]);
+        assert!(!delivery.lead_back(), "it is doubted still");
+        assert!(deliveries.released().is_none());
+
+        deliveries.trust("orders");
+        assert!(deliveries.released().unwrap().lead_back());
+        assert!(deliveries.released().is_none());
     }
 
     #[test]

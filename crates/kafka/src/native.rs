@@ -14,11 +14,13 @@
 //! - [`event`]: what it says.
 //! - [`admin`]: questions about any group, and commits for one without members, which rust-rdkafka does not wrap either.
 //! - [`topics`]: and about topics.
+//! - [`news`]: when the client has heard of topics by itself.
 #![allow(unsafe_code)]
 
 pub(crate) mod admin;
 pub(crate) mod client;
 pub(crate) mod event;
 pub(crate) mod message;
+pub(crate) mod news;
 pub(crate) mod queue;
 pub(crate) mod topics;

@@ -6,6 +6,7 @@
 mod aide;
 mod group;
 mod growth;
+mod questions;
 mod range;
 
 use std::collections::{HashMap, VecDeque};
@@ -27,8 +28,8 @@ use seriatim_runtime::ports::{
 };
 
 use self::aide::{Aide, Rules};
-use self::group::{Questions, topics_interval};
 use self::growth::Sizes;
+use self::questions::{Questions, topics_interval};
 use crate::commit::{self, Answer, Commits};
 use crate::config::{ConfigError, Properties, brokers_of, client_refused, consumer_config};
 use crate::delivery::Deliveries;
@@ -199,7 +200,12 @@ impl KafkaSource {
     /// Reads records, or only waits when none are wanted. Returns whether any were appended.
     fn deliver(&mut self, wait: Duration, records: Option<&mut Records<KafkaMessage>>) -> bool {
         let Some(client) = &mut self.client else { return false };
-        let wait = wait.min(self.questions.next_due(Instant::now()));
+        let now = Instant::now();
+        let wait = wait.min(self.questions.next_due(now));
+        if let Some(awaited) = self.questions.topics_awaited(now) {
+            client.flow.wait(wait.min(awaited));
+            return false;
+        }
         let Some(records) = records.filter(|_| !self.deliveries.all_held()) else {
             client.flow.wait(wait);
             return false;

@@ -56,10 +56,18 @@ impl Admin {
 
     /// Deletes a topic, and creates it anew with so many records in each partition.
     fn recreate(&self, topic: &str, partitions: i32, count: usize) {
+        self.delete(topic);
+        self.create(topic, partitions, count);
+    }
+
+    fn delete(&self, topic: &str) {
         let deleted = self.client.delete_topics(&[topic], &AdminOptions::new());
         for topic in self.runtime.block_on(deleted).unwrap() {
             topic.unwrap();
         }
+    }
+
+    fn create(&self, topic: &str, partitions: i32, count: usize) {
         broker::shared().create_topic(topic, partitions as u32, &[]).unwrap();
         produce(topic, 0..partitions, count);
     }
@@ -442,6 +450,50 @@ fn a_commit_for_a_former_topic_stops_the_partition_unless_it_is_said() {
     assert_eq!(groups.seek(&group, &[start]).unwrap(), []);
     let mut next = join(&topic, &group, OutOfRange::Stop);
     until([&mut next], "all records", |[next]| next.seen() == 20);
+}
+
+#[test]
+fn a_topic_that_is_created_anew_is_noticed_at_once_though_nobody_says_so() {
+    let (in_a_moment, after_a_while) = (Duration::ZERO, Duration::from_secs(2));
+    for (protocol, away) in [
+        (COOPERATIVE, in_a_moment),
+        (EAGER, in_a_moment),
+        (COOPERATIVE, after_a_while),
+    ] {
+        let (topic, group) = named("noticed", 3);
+        produce(&topic, 0..3, 10);
+        // Who asks by the clock alone asks in five minutes.
+        let mut member = Member::join_with(brokers(), &topic, &group, protocol, OutOfRange::Earliest);
+        until([&mut member], "30 records", |[member]| member.seen() == 30);
+        let old = [0, 1, 2].map(|number| member.commit_of(number, ""));
+        // It asks once a second at most, and has asked when the partitions were given.
+        for_a_while(&mut member, Duration::from_secs(2));
+
+        // Whoever goes on at 10, as if nothing were, finds ten records.
+        let admin = Admin::new();
+        admin.delete(&topic);
+        for_a_while(&mut member, away);
+        admin.create(&topic, 3, 20);
+        // Long enough for the client to have fetched of the new topic when it is asked next.
+        thread::sleep(Duration::from_secs(1));
+        until([&mut member], "the new topic's records", |[member]| {
+            member.skipped.len() == 3 && member.seen.values().all(|seen| seen.len() == 20)
+        });
+        for seen in member.seen.values() {
+            assert_eq!(*seen, (0..20).collect::<Vec<_>>());
+        }
+        member.skipped.sort_unstable();
+        assert_eq!(member.skipped, [(0, 0), (1, 0), (2, 0)]);
+        for old in old {
+            assert!(member.lost.contains(&old.epoch), "{:?}", member.lost);
+            assert!(member.source.commit(&[old], WAIT).is_err(), "it is of the old topic");
+        }
+        assert_eq!(
+            member.messages.len(),
+            30 + 60,
+            "nothing of the new topic was delivered as the old one's"
+        );
+    }
 }
 
 /// How often a member asks which topics there are.

@@ -17,8 +17,9 @@ use seriatim_runtime::ports::Granted;
 use super::admin::Admin;
 use super::event::{ClientEvent, Element, Event, Notice, place, text_of};
 use super::message::{Remaining, lease};
+use super::news::TopicNews;
 use super::queue::{Bell, FlowQueue, Queue, millis};
-use super::topics::TopicFacts;
+use super::topics::{ANSWERS_TOLD, TopicsFound};
 
 /// librdkafka's consumer: everything but the records, which the [`FlowQueue`] reads.
 ///
@@ -29,6 +30,8 @@ pub(crate) struct Consumer {
     events: Queue,
     client: Client,
     bell: Arc<Bell>,
+    /// Told by the client, and therefore dropped after it.
+    news: Arc<TopicNews>,
     /// For the destructor alone, which needs no lock; the lock lets threads share the rest.
     remaining: Mutex<Remaining>,
 }
@@ -50,6 +53,10 @@ impl Consumer {
         let events = sys::RD_KAFKA_EVENT_REBALANCE | sys::RD_KAFKA_EVENT_ERROR;
         // SAFETY: the configuration is alive and not in use by a client yet.
         unsafe { sys::rd_kafka_conf_set_events(native_config.ptr(), events) };
+        let bell = Arc::<Bell>::default();
+        let news = Arc::new(TopicNews::new(Arc::clone(&bell)));
+        // SAFETY: the configuration is as before; what is told is dropped after the client, here and by the consumer.
+        unsafe { news.listen(native_config.ptr())? };
         let client = Client::new(
             config,
             native_config,
@@ -68,7 +75,8 @@ impl Consumer {
         let consumer = Arc::new(Self {
             events: events.ok_or_else(|| KafkaError::ClientCreation("it has no group".to_owned()))?,
             client,
-            bell: Arc::default(),
+            bell,
+            news,
             remaining: Mutex::new(remaining),
         });
         // SAFETY: the bell lives as long as the consumer, whose destructor takes the callback away again.
@@ -227,11 +235,19 @@ impl Consumer {
             .collect()
     }
 
-    /// What there is to know about topics, which are not the same twice; nothing about one that there is not. Blocks up to
-    /// `timeout` a step.
-    pub(crate) fn topics(&self, names: &[String], timeout: Duration) -> Result<Vec<TopicFacts>, Notice> {
+    /// What there is to know about topics, which are not the same twice. Blocks up to `timeout` a step. To be asked by one
+    /// thread at a time.
+    pub(crate) fn topics(&self, names: &[String], timeout: Duration) -> Result<TopicsFound, Notice> {
         let client = &self.client;
-        Admin { client, timeout }.topics(names)
+        if names.is_empty() {
+            return Ok(TopicsFound::default());
+        }
+        self.news.ask(ANSWERS_TOLD, || Admin { client, timeout }.topics(names))
+    }
+
+    /// How often the client has heard of topics by itself: that may be since one was deleted, and perhaps created anew.
+    pub(crate) fn topic_news(&self) -> u64 {
+        self.news.count()
     }
 
     /// Sends a commit of `offsets`; the answer comes as an event with this `token`.

@@ -21,6 +21,18 @@ pub(crate) struct TopicFacts {
     pub(crate) partitions: i32,
 }
 
+/// The answer to a question about topics. Of one that may not be shown, or is in doubt, it has nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TopicsFound {
+    pub(crate) known: Vec<TopicFacts>,
+    /// Names of which there is no topic, as far as the broker knows.
+    pub(crate) unknown: Vec<String>,
+}
+
+/// How often librdkafka tells of answers to it: there is one for a broker to ask, and one for the topics, and it tells of each
+/// when it comes and when it is looked into (`rd_kafka_buf_callback`, `rd_kafka_buf_handle_op`).
+pub(super) const ANSWERS_TOLD: u64 = 4;
+
 /// A list of names in librdkafka's form, alive until it is dropped.
 struct Names(NonNull<sys::rd_kafka_TopicCollection_t>);
 
@@ -41,11 +53,10 @@ impl Drop for Names {
 }
 
 impl<C: ClientContext> Admin<'_, C> {
-    /// Asks a broker about these topics, which are not the same twice. Those that it does not know, or may not show, are
-    /// missing from the answer.
-    pub(crate) fn topics(&self, names: &[String]) -> Result<Vec<TopicFacts>, Notice> {
+    /// Asks a broker about these topics, which are not the same twice.
+    pub(crate) fn topics(&self, names: &[String]) -> Result<TopicsFound, Notice> {
         let Some(first) = names.first() else {
-            return Ok(Vec::new());
+            return Ok(TopicsFound::default());
         };
         let broker = self.broker_that_answers(first)?;
         let names: Vec<CString> = names.iter().map(|name| c_text(name)).collect::<Result<_, _>>()?;
@@ -63,7 +74,9 @@ impl<C: ClientContext> Admin<'_, C> {
         unsafe {
             let result = sys::rd_kafka_event_DescribeTopics_result(answer.as_ptr());
             let topics = array(|len| sys::rd_kafka_DescribeTopics_result_topics(result, len));
-            Ok(topics.iter().filter_map(|topic| facts_of(*topic)).collect())
+            let mut found = TopicsFound::default();
+            topics.iter().for_each(|topic| take_facts(*topic, &mut found));
+            Ok(found)
         }
     }
 
@@ -85,18 +98,25 @@ impl<C: ClientContext> Admin<'_, C> {
 
 /// # Safety
 /// `native` is null, or a description that is alive.
-unsafe fn facts_of(native: *const sys::rd_kafka_TopicDescription_t) -> Option<TopicFacts> {
-    // SAFETY: the description is alive, and with it its name, its id and its partitions.
+unsafe fn take_facts(native: *const sys::rd_kafka_TopicDescription_t, found: &mut TopicsFound) {
+    if native.is_null() {
+        return;
+    }
+    // SAFETY: the description is alive, and with it its error, its name, its id and its partitions.
     unsafe {
-        if native.is_null() || notice_of(sys::rd_kafka_TopicDescription_error(native)).is_some() {
-            return None;
+        let name = text_of(sys::rd_kafka_TopicDescription_name(native)).into_owned();
+        match notice_of(sys::rd_kafka_TopicDescription_error(native)) {
+            Some(notice) if notice.code == RDKafkaErrorCode::UnknownTopicOrPartition => found.unknown.push(name),
+            Some(_) => {}
+            None => found.known.push(TopicFacts {
+                name,
+                incarnation: incarnation_of(sys::rd_kafka_TopicDescription_topic_id(native)),
+                partitions: {
+                    let partitions = array(|len| sys::rd_kafka_TopicDescription_partitions(native, len));
+                    i32::try_from(partitions.len()).unwrap_or(i32::MAX)
+                },
+            }),
         }
-        let partitions = array(|len| sys::rd_kafka_TopicDescription_partitions(native, len));
-        Some(TopicFacts {
-            name: text_of(sys::rd_kafka_TopicDescription_name(native)).into_owned(),
-            incarnation: incarnation_of(sys::rd_kafka_TopicDescription_topic_id(native)),
-            partitions: i32::try_from(partitions.len()).ok()?,
-        })
     }
 }
 

@@ -20,7 +20,7 @@ use super::range::Search;
 use crate::commit::is_retriable;
 use crate::native::client::Consumer;
 use crate::native::event::Notice;
-use crate::native::topics::TopicFacts;
+use crate::native::topics::{TopicFacts, TopicsFound};
 use crate::range::{Extent, OutOfRange, OutOfRangePolicy};
 use crate::rebalance::Ticket;
 
@@ -73,8 +73,8 @@ pub(super) enum Finding {
     Ends(Vec<(AssignmentEpoch, Offset)>),
     /// With the topic's incarnation, as far as that is known.
     Extent(Search, Option<Extent>, Option<u64>),
-    /// Nothing, when nobody has answered.
-    Topics(Vec<TopicFacts>),
+    /// Nothing while nobody answers.
+    Topics(Option<TopicsFound>),
     Gates(Gates),
 }
 
@@ -143,11 +143,15 @@ fn run(
             Errand::Extent(search) => {
                 let partition = &search.missing.partition;
                 let topics = consumer.topics(&[partition.topic().to_owned()], ANSWER_TIMEOUT);
-                let incarnation = topics.ok().and_then(|topics| topics.first()?.incarnation);
+                let incarnation = topics.ok().and_then(|topics| topics.known.first()?.incarnation);
                 let extent = consumer.ask_extent(partition, ANSWER_TIMEOUT);
                 Finding::Extent(search, extent, incarnation)
             }
-            Errand::Topics(names) => Finding::Topics(consumer.topics(&names, ANSWER_TIMEOUT).unwrap_or_default()),
+            Errand::Topics(names) => Finding::Topics(match consumer.topics(&names, ANSWER_TIMEOUT) {
+                Err(notice) if is_retriable(notice.code) => None,
+                // A cluster that cannot tell leaves it open.
+                answer => Some(answer.unwrap_or_default()),
+            }),
             Errand::Gates(mut gates) => {
                 for (topic, gate) in gates.iter_mut() {
                     look_behind(consumer, rules, topic, gate);
@@ -184,7 +188,7 @@ fn topics_of(consumer: &Consumer, granted: &[Granted]) -> Result<Vec<TopicFacts>
     let names: BTreeSet<&str> = granted.iter().map(|granted| granted.partition.topic()).collect();
     let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
     match consumer.topics(&names, ANSWER_TIMEOUT) {
-        Ok(topics) => Ok(topics),
+        Ok(topics) => Ok(topics.known),
         Err(notice) if is_retriable(notice.code) => Err(notice),
         Err(_) => Ok(Vec::new()),
     }

@@ -1,126 +1,21 @@
 //! What the client and its aide say, and what follows from it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use rdkafka::config::ClientConfig;
-use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::record::PartitionId;
 use seriatim_runtime::clock;
 use seriatim_runtime::ports::{SourceEvent, SourceTrouble};
 
 use super::aide::{Errand, Finding, Found};
-use super::range::Search;
+use super::questions::{ASK_AGAIN_AFTER, ENDS_INTERVAL};
 use super::{ClientParts, KafkaSource};
 use crate::commit::Answer;
 use crate::native::client::{Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
+use crate::native::topics::TopicsFound;
 use crate::rebalance::Ticket;
 use crate::trouble::{Meaning, meaning_of, undecodable};
-
-/// How often the logs' ends are reported: lag monitors look every ten seconds or more.
-const ENDS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// The first fetch tells where a log ends, and takes less than this.
-const FIRST_ENDS_AFTER: Duration = Duration::from_secs(1);
-
-/// A question that was not answered is asked again after this.
-pub(super) const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
-
-/// How often it is asked which topics there are by now, unless `topic.metadata.refresh.interval.ms` says otherwise: as often
-/// as the client itself asks.
-const TOPICS_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
-
-/// A client may be told to ask for its topics in each millisecond. We need not.
-const TOPICS_INTERVAL_MIN: Duration = Duration::from_secs(1);
-
-/// What is to be asked, and when.
-#[derive(Debug, Default)]
-pub(super) struct Questions {
-    committed: Vec<(Ticket, Instant)>,
-    /// What was not found out yet of partitions that stand still.
-    searches: Vec<(Search, Instant)>,
-    /// Periods of ownership in which one is due, or the aide is at it.
-    searching: HashSet<AssignmentEpoch>,
-    ends_due: Option<Instant>,
-    /// Whether the aide is at it.
-    ends_asked: bool,
-    topics_due: Option<Instant>,
-    topics_asked: bool,
-    gates_due: Option<Instant>,
-}
-
-impl Questions {
-    /// How long until something is due.
-    pub(super) fn next_due(&self, now: Instant) -> Duration {
-        let committed = self.committed.iter().map(|(_, due)| *due);
-        let searches = self.searches.iter().map(|(_, due)| *due);
-        let next = committed
-            .chain(searches)
-            .chain(self.ends_due)
-            .chain(self.topics_due)
-            .chain(self.gates_due)
-            .min();
-        next.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
-    }
-
-    /// Reports the logs' ends a little later.
-    pub(super) fn ask_ends_soon(&mut self, now: Instant) {
-        let soon = now + FIRST_ENDS_AFTER;
-        self.ends_due = Some(self.ends_due.map_or(soon, |due| due.min(soon)));
-    }
-
-    /// Asks a little later what is committed.
-    pub(super) fn ask_committed_later(&mut self, ticket: Ticket, now: Instant) {
-        self.committed.push((ticket, now + ASK_AGAIN_AFTER));
-    }
-
-    /// Looks, when it is due, whether new partitions may be started.
-    pub(super) fn look_at_gates(&mut self, due: Instant) {
-        self.gates_due.get_or_insert(due);
-    }
-
-    /// Searches when it is due.
-    pub(super) fn search_later(&mut self, search: Search, due: Instant) {
-        self.begin_search(search.epoch);
-        self.searches.push((search, due));
-    }
-
-    /// Whether it is not decided yet where this period of ownership goes on.
-    pub(super) fn is_searching(&self, epoch: AssignmentEpoch) -> bool {
-        self.searching.contains(&epoch)
-    }
-
-    /// Takes note that a search has begun.
-    pub(super) fn begin_search(&mut self, epoch: AssignmentEpoch) {
-        self.searching.insert(epoch);
-    }
-
-    /// Takes note that a search has ended.
-    pub(super) fn end_search(&mut self, epoch: AssignmentEpoch) {
-        self.searching.remove(&epoch);
-    }
-
-    fn take_due_searches(&mut self, now: Instant) -> Vec<Search> {
-        let due = self.searches.extract_if(.., |(_, due)| *due <= now);
-        due.map(|(search, _)| search).collect()
-    }
-
-    fn take_due(&mut self, now: Instant) -> Vec<Ticket> {
-        let due = self.committed.extract_if(.., |(_, due)| *due <= now);
-        due.map(|(ticket, _)| ticket).collect()
-    }
-}
-
-/// How often it is asked which topics there are: as often as the client asks for itself.
-pub(super) fn topics_interval(config: &ClientConfig) -> Duration {
-    let set = config.get("topic.metadata.refresh.interval.ms");
-    let millis = set.and_then(|millis| millis.parse().ok());
-    // Its own -1 is for never.
-    millis.map_or(TOPICS_INTERVAL_DEFAULT, |millis: u64| {
-        Duration::from_millis(millis).max(TOPICS_INTERVAL_MIN)
-    })
-}
 
 impl KafkaSource {
     /// Hears what there is to hear, and asks what is due.
@@ -137,7 +32,11 @@ impl KafkaSource {
         while let Some(finding) = self.client.as_ref().and_then(|client| client.aide.finding()) {
             self.take_finding(finding);
         }
-        self.ask(Instant::now());
+        let now = Instant::now();
+        if let Some(client) = &self.client {
+            self.questions.hear_of_topics(client.consumer.topic_news(), now);
+        }
+        self.ask(now);
     }
 
     pub(super) fn take_event(&mut self, event: ClientEvent) {
@@ -301,16 +200,25 @@ impl KafkaSource {
                 }
             }
             Finding::Extent(search, extent, incarnation) => self.searched(search, extent, incarnation),
-            Finding::Topics(topics) => {
-                self.questions.topics_asked = false;
-                for topic in topics {
-                    if let Some(incarnation) = topic.incarnation {
-                        self.note_incarnation(&topic.name, incarnation);
-                    }
-                    self.note_partitions(topic);
-                }
-            }
+            Finding::Topics(topics) => self.topics_found(topics),
             Finding::Gates(gates) => self.gates_looked_at(gates),
+        }
+    }
+
+    fn topics_found(&mut self, found: Option<TopicsFound>) {
+        self.questions.topics_asked = false;
+        let Some(TopicsFound { known, unknown }) = found else {
+            return self.questions.ask_topics_soon(Instant::now());
+        };
+        for topic in &unknown {
+            self.note_deleted(topic);
+        }
+        for topic in known {
+            if let Some(incarnation) = topic.incarnation {
+                self.note_incarnation(&topic.name, incarnation);
+            }
+            self.deliveries.trust(&topic.name);
+            self.note_partitions(topic);
         }
     }
 
@@ -350,8 +258,12 @@ impl KafkaSource {
         let named = self.topics.iter().map(String::as_str);
         let names: BTreeSet<&str> = owned.chain(named.filter(|topic| !topic.starts_with('^'))).collect();
         let names = names.into_iter().map(str::to_owned).collect();
-        self.questions.topics_asked = client.aide.send(Errand::Topics(names));
-        self.questions.topics_asked
+        let is_asked = client.aide.send(Errand::Topics(names));
+        if is_asked {
+            self.questions.topics_asked_at = Some(Instant::now());
+        }
+        self.questions.topics_asked = is_asked;
+        is_asked
     }
 
     fn ask_committed(&mut self, ticket: Ticket, now: Instant) {

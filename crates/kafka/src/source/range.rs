@@ -6,7 +6,8 @@
 //! old log means nothing in the new one, and another begins.
 //!
 //! A topic that was deleted and created anew may have an offset again that is of the former one. Its id tells: it is asked at
-//! each assignment, and now and then while it is read (`TOPICS_INTERVAL_DEFAULT`).
+//! each assignment, while it is read whenever the client itself has heard of topics (`native::news`), and now and then
+//! (`TOPICS_INTERVAL_DEFAULT`). What is fetched of a topic that is gone is not delivered before it is known whose it is.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use seriatim_runtime::ports::{Granted, Source, SourceEvent, Start};
 
 use super::KafkaSource;
 use super::aide::Errand;
-use super::group::ASK_AGAIN_AFTER;
+use super::questions::ASK_AGAIN_AFTER;
 use crate::native::client::Protocol;
 use crate::native::event::ClientEvent;
 use crate::range::{Extent, Missing, Verdict};
@@ -52,6 +53,14 @@ impl KafkaSource {
         }
     }
 
+    /// Takes note that there is no topic of this name: the next may be another.
+    pub(super) fn note_deleted(&mut self, topic: &str) {
+        let Some(client) = &self.client else { return };
+        if self.deliveries.doubt(topic, |partition| client.flow.hold(partition)) {
+            self.questions.ask_topics_soon(Instant::now());
+        }
+    }
+
     /// Takes note of the topic that now has this name: partitions that are read as another's are begun anew.
     pub(super) fn note_incarnation(&mut self, topic: &str, incarnation: u64) {
         let is_other = |partition: &PartitionId| {
@@ -69,6 +78,8 @@ impl KafkaSource {
             },
         });
         for search in searches.collect::<Vec<_>>() {
+            // Nothing more of this period counts.
+            self.deliveries.stop(&search.missing.partition, None);
             self.search(search, Instant::now());
         }
     }
