@@ -400,6 +400,7 @@ fn a_cluster_without_groups_says_so() {
     assert_eq!((done.code, done.out.as_str()), (4, ""), "{}", done.err);
     assert!(done.err.contains("the cluster has no consumer group"), "{}", done.err);
     let done = on_it(&["ls", "--format", "json"]);
+    assert_eq!(done.code, 4, "{}", done.err);
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap()["groups"], json!([]));
     // The first to ask for a group's coordinator, which the cluster then has to make ready.
     for args in [

@@ -163,7 +163,16 @@ impl Groups {
     /// When no broker tells any.
     pub fn list(&self) -> Result<Listing, ReadError> {
         let doing = "asking for the groups";
-        let listed = self.reader.admin().groups();
+        // A broker that has just started, or has been given a part of the groups, tells none before it has read them.
+        let listed = patiently(|| {
+            let listed = self.reader.admin().groups()?;
+            let moving = listed
+                .1
+                .iter()
+                .find(|notice| is_coordinator_moving(notice.code))
+                .cloned();
+            Ok((listed, moving))
+        });
         let (mut names, notices) = listed.map_err(|notice| self.explain(doing, notice))?;
         match (names.is_empty(), notices.first()) {
             (true, Some(notice)) => Err(self.explain(doing, notice.clone())),
@@ -295,7 +304,7 @@ impl Groups {
     }
 }
 
-/// Asks until the group's coordinator has been found and is ready, or it is too late: then the last answer counts. An
+/// Asks until the groups' coordinators have been found and are ready, or it is too late: then the last answer counts. An
 /// answer may come with the news that the coordinator is moving.
 fn patiently<T>(mut ask: impl FnMut() -> Result<(T, Option<Notice>), Notice>) -> Result<T, Notice> {
     let deadline = Instant::now() + COORDINATOR_TIMEOUT;
