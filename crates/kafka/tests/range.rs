@@ -1,14 +1,14 @@
 //! Offsets that are not in the log, on a real broker: records deleted before they were read, logs that are shorter than
 //! what was committed, topics deleted and created anew.
 
+mod admin;
 mod member;
 
 use std::thread;
 use std::time::{Duration, Instant};
 
+use admin::Admin;
 use member::{Member, SOON, WAIT, brokers, for_a_while, named, produce, until};
-use rdkafka::admin::{AdminClient, AdminOptions};
-use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::topic_partition_list::{Offset as Place, TopicPartitionList};
@@ -20,58 +20,6 @@ use seriatim_kafka::config::Properties;
 use seriatim_kafka::groups::Groups;
 use seriatim_kafka::range::OutOfRange;
 use seriatim_runtime::ports::{Commit, Granted, Source, SourceTrouble};
-use seriatim_testkit::broker;
-use tokio::runtime::{Builder, Runtime};
-
-struct Admin {
-    client: AdminClient<DefaultClientContext>,
-    runtime: Runtime,
-}
-
-impl Admin {
-    fn new() -> Self {
-        Self {
-            client: ClientConfig::new()
-                .set("bootstrap.servers", brokers())
-                .create()
-                .unwrap(),
-            runtime: Builder::new_current_thread().enable_all().build().unwrap(),
-        }
-    }
-
-    /// Deletes the records of partition 0 below an offset.
-    fn delete_records(&self, topic: &str, below: i64) {
-        self.delete_records_of(topic, [0], below);
-    }
-
-    fn delete_records_of(&self, topic: &str, partitions: impl IntoIterator<Item = i32>, below: i64) {
-        let mut places = TopicPartitionList::new();
-        for partition in partitions {
-            let place = Place::Offset(below);
-            places.add_partition_offset(topic, partition, place).unwrap();
-        }
-        let deleted = self.client.delete_records(&places, &AdminOptions::new());
-        self.runtime.block_on(deleted).unwrap();
-    }
-
-    /// Deletes a topic, and creates it anew with so many records in each partition.
-    fn recreate(&self, topic: &str, partitions: i32, count: usize) {
-        self.delete(topic);
-        self.create(topic, partitions, count);
-    }
-
-    fn delete(&self, topic: &str) {
-        let deleted = self.client.delete_topics(&[topic], &AdminOptions::new());
-        for topic in self.runtime.block_on(deleted).unwrap() {
-            topic.unwrap();
-        }
-    }
-
-    fn create(&self, topic: &str, partitions: i32, count: usize) {
-        broker::shared().create_topic(topic, partitions as u32, &[]).unwrap();
-        produce(topic, 0..partitions, count);
-    }
-}
 
 /// A group that has committed this for partition 0 of a topic with ten records, and has no member.
 fn committed(test: &str, watermark: i64, metadata: &str) -> (String, String) {
