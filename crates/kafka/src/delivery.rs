@@ -10,6 +10,9 @@ use seriatim_engine::record::{Offset, PartitionId};
 /// Before all offsets.
 const NO_PLACE: i64 = -1;
 
+/// Beyond all offsets.
+const NO_FENCE: i64 = i64::MAX;
+
 /// The partitions that are delivered, by name.
 #[derive(Debug)]
 pub(crate) struct Deliveries<M> {
@@ -17,6 +20,8 @@ pub(crate) struct Deliveries<M> {
     /// Partitions that flow again, and whose stash has to be delivered first. Some may be held anew, or gone.
     releases: VecDeque<PartitionId>,
     all_held: bool,
+    /// At which places partitions were out of their logs, as was said when they were not delivered. One each.
+    outlived: HashMap<PartitionId, Offset>,
 }
 
 /// One partition in one period of ownership.
@@ -32,6 +37,8 @@ pub(crate) struct Delivery<M> {
     next: i64,
     /// Nothing is delivered from this offset on: it cannot be read, and what follows must not overtake it.
     end: Option<i64>,
+    /// Nothing is delivered from this offset on before it is fetched anew.
+    fence: i64,
     flow: Flow,
     /// Nothing is delivered before it is opened, whatever the flow.
     barred: bool,
@@ -47,6 +54,7 @@ impl<M> Default for Deliveries<M> {
             topics: HashMap::new(),
             releases: VecDeque::new(),
             all_held: false,
+            outlived: HashMap::new(),
         }
     }
 }
@@ -58,6 +66,7 @@ impl<M> Deliveries<M> {
             epoch,
             next: from.map_or(NO_PLACE, Offset::get),
             end: None,
+            fence: NO_FENCE,
             flow: Flow::Flowing,
             barred: false,
             doubted: false,
@@ -199,6 +208,37 @@ impl<M> Deliveries<M> {
         (next > NO_PLACE).then(|| Offset::new(next))
     }
 
+    /// Lets a partition deliver nothing from the place on that is said to be out of its log, before it is [fetched
+    /// anew](Self::unfence). If that was said of an earlier period, the client still fetches; but it takes the place for
+    /// consumed, and goes on behind it after a rebalance, whatever lies before (`rd_kafka_q_serve_rkmessages`,
+    /// `rd_kafka_toppar_pause_resume`).
+    pub(crate) fn fence(&mut self, partition: &PartitionId, from: Option<Offset>) {
+        if let Some(from) = from.map(Offset::get)
+            && let Some(delivery) = self.get_mut(partition.topic(), partition.number())
+            && from >= delivery.next
+        {
+            delivery.fence = delivery.fence.min(from);
+        }
+    }
+
+    /// The client fetches the partition anew, from its [position](Self::position).
+    pub(crate) fn unfence(&mut self, partition: &PartitionId) {
+        if let Some(delivery) = self.get_mut(partition.topic(), partition.number()) {
+            delivery.fence = NO_FENCE;
+        }
+    }
+
+    /// Keeps for its next period what is said of a partition that is not delivered: the client [takes it for
+    /// consumed](Self::fence).
+    pub(crate) fn note_outlived(&mut self, partition: PartitionId, place: Option<Offset>) {
+        self.outlived.extend(place.map(|place| (partition, place)));
+    }
+
+    /// What was kept.
+    pub(crate) fn take_outlived(&mut self, partition: &PartitionId) -> Option<Offset> {
+        self.outlived.remove(partition)
+    }
+
     /// The period of ownership in which a partition is delivered.
     pub(crate) fn epoch(&self, partition: &PartitionId) -> Option<AssignmentEpoch> {
         Some(self.get(partition)?.epoch)
@@ -219,7 +259,7 @@ impl<M> Delivery<M> {
     /// beyond (`rd_kafka_toppar_pause_resume`, `rd_kafka_q_serve_rkmessages`).
     #[inline]
     pub(crate) fn pass(&mut self, offset: i64, message: M) -> Option<M> {
-        if offset < self.next || self.end.is_some_and(|end| offset >= end) {
+        if offset < self.next || offset >= self.fence || self.end.is_some_and(|end| offset >= end) {
             return None;
         }
         self.next = offset + 1;
@@ -348,6 +388,19 @@ mod tests {
         assert!(deliveries.released().is_none());
         assert!(deliveries.all_held());
         assert_eq!(pass(&mut deliveries, [14]), NOTHING);
+    }
+
+    #[test]
+    fn a_fenced_partition_delivers_what_is_before_and_the_rest_when_it_is_fetched_anew() {
+        let (mut deliveries, partition) = one_partition();
+        deliveries.fence(&partition, Some(Offset::new(14)));
+        deliveries.fence(&partition, Some(Offset::new(12)));
+        deliveries.fence(&partition, None);
+        deliveries.fence(&partition, Some(Offset::new(9)));
+        assert_eq!(pass(&mut deliveries, [10, 12, 13, 14]), [10]);
+        assert_eq!(deliveries.position(&partition), Some(Offset::new(11)));
+        deliveries.unfence(&partition);
+        assert_eq!(pass(&mut deliveries, [11, 12, 13]), [11, 12, 13]);
     }
 
     #[test]

@@ -54,11 +54,15 @@ pub(crate) struct Missing {
     pub(crate) wanted: Option<Offset>,
     /// Whether it is known to be of another log: that of a topic that had the name before.
     pub(crate) of_former_topic: bool,
+    /// What is to be read next instead, if that is another place, of which the client has not said anything.
+    pub(crate) elsewhere: Option<Offset>,
 }
 
 /// What a policy says of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
+    /// Nothing is known to be missing: it is read from here, and whether that can be, the client will say.
+    Elsewhere(Offset),
     /// Nothing more is read.
     Stop,
     /// The records up to here are gone, or passed over. What was delivered before is of the same log.
@@ -68,12 +72,27 @@ pub(crate) enum Verdict {
 }
 
 impl Missing {
+    pub(crate) fn new(partition: PartitionId, wanted: Option<Offset>) -> Self {
+        Self {
+            partition,
+            wanted,
+            of_former_topic: false,
+            elsewhere: None,
+        }
+    }
+
     /// Whether the log is not the one that was read: its records were not deleted from the front, but from the end.
-    pub(crate) fn is_cut_short(&self, (begin, _): Extent) -> bool {
+    pub(crate) fn is_cut_short(&self, (begin, end): Extent) -> bool {
+        if let Some(place) = self.elsewhere {
+            return place > end;
+        }
         self.of_former_topic || self.wanted.is_none_or(|wanted| wanted >= begin)
     }
 
     pub(crate) fn verdict(&self, policy: OutOfRange, extent: Extent) -> Verdict {
+        if let Some(place) = self.elsewhere {
+            return Verdict::Elsewhere(place);
+        }
         let place = match policy {
             OutOfRange::Stop => return Verdict::Stop,
             OutOfRange::Earliest => extent.0,
@@ -162,11 +181,7 @@ mod tests {
     use super::*;
 
     fn missing(wanted: impl Into<Option<i64>>) -> Missing {
-        Missing {
-            partition: PartitionId::new("orders", 3),
-            wanted: wanted.into().map(Offset::new),
-            of_former_topic: false,
-        }
+        Missing::new(PartitionId::new("orders", 3), wanted.into().map(Offset::new))
     }
 
     fn extent(begin: i64, end: i64) -> Extent {
@@ -199,6 +214,20 @@ mod tests {
             assert_eq!(verdict(OutOfRange::Earliest), Verdict::Restart(Offset::new(10)));
             assert_eq!(verdict(OutOfRange::Latest), Verdict::Restart(Offset::new(end)));
         }
+    }
+
+    #[test]
+    fn what_is_missing_where_the_partition_is_no_more_decides_nothing() {
+        let outlived = Missing {
+            elsewhere: Some(Offset::new(600)),
+            ..missing(100)
+        };
+        for policy in [OutOfRange::Stop, OutOfRange::Earliest, OutOfRange::Latest] {
+            for extent in [extent(500, 900), extent(700, 900), extent(0, 50)] {
+                assert_eq!(outlived.verdict(policy, extent), Verdict::Elsewhere(Offset::new(600)));
+            }
+        }
+        assert!(!outlived.is_cut_short(extent(500, 600)) && outlived.is_cut_short(extent(0, 599)));
     }
 
     #[test]

@@ -390,10 +390,10 @@ impl LogRecords {
                 }
                 return Ok(());
             }
-            Meaning::OutOfRange(partition, Some(wanted)) => {
+            Meaning::OutOfRange(partition, Some(wanted), _) => {
                 format!("offset {wanted} of {partition} is gone from the log")
             }
-            Meaning::OutOfRange(partition, None) => format!("the next offset of {partition} is gone from the log"),
+            Meaning::OutOfRange(partition, None, _) => format!("the next offset of {partition} is gone from the log"),
             Meaning::Undecodable(partition, at, text) => undecodable(partition, at, &text).to_string(),
             Meaning::Final(text) => text,
         };

@@ -8,6 +8,7 @@ mod group;
 mod growth;
 mod questions;
 mod range;
+mod restart;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -237,6 +238,7 @@ impl KafkaSource {
             } else {
                 client.flow.forward(&start.partition);
             }
+            self.deliveries.unfence(&start.partition);
             let jump = self.jumps.remove(&start.partition);
             if let Some(to) = jump {
                 self.deliveries.skip_to(&start.partition, to);
@@ -424,6 +426,7 @@ impl Source for KafkaSource {
             self.events.push_back(SourceEvent::Lost(refused));
         }
         self.consume_started();
+        self.hear_outlived(starts);
         self.questions.ask_ends_soon(Instant::now());
     }
 

@@ -60,8 +60,9 @@ pub(crate) enum Meaning {
     Final(String),
     /// Something to report, and to live with.
     Trouble(SourceTrouble),
-    /// The place to read from is gone from the log: librdkafka has stopped fetching the partition.
-    OutOfRange(PartitionId, Option<Offset>),
+    /// The place to read from is gone from the log: librdkafka has stopped fetching the partition, whose last record before may
+    /// have been read just now.
+    OutOfRange(PartitionId, Option<Offset>, Option<Offset>),
     /// Records of the partition, from this offset on, cannot be decoded. librdkafka skips them and goes on; we must not.
     Undecodable(PartitionId, Option<Offset>, String),
     /// One connection has failed. Only the last one is news, and comes as an error of its own.
@@ -77,13 +78,14 @@ pub(crate) fn meaning_of(notice: Notice, last_connection: &str) -> Meaning {
         text,
         partition,
         offset,
+        follows,
         fatal,
     } = notice;
     if fatal || code == Code::Fatal {
         return Meaning::Final(text);
     }
     match (code, partition) {
-        (Code::AutoOffsetReset, Some(partition)) => Meaning::OutOfRange(partition, offset),
+        (Code::AutoOffsetReset, Some(partition)) => Meaning::OutOfRange(partition, offset, follows),
         (Code::BadMessage | Code::BadCompression | Code::NotImplemented, Some(partition)) => {
             Meaning::Undecodable(partition, offset, text)
         }
@@ -239,6 +241,7 @@ mod tests {
             text: text.to_owned(),
             partition: Some(PartitionId::new("orders", 3)),
             offset: Some(Offset::new(1042)),
+            follows: None,
             fatal: false,
         }
     }
@@ -345,7 +348,7 @@ mod tests {
         );
         assert_eq!(
             meaning_of(reset, ""),
-            Meaning::OutOfRange(PartitionId::new("orders", 3), Some(Offset::new(1042)))
+            Meaning::OutOfRange(PartitionId::new("orders", 3), Some(Offset::new(1042)), None)
         );
     }
 

@@ -42,6 +42,8 @@ pub(crate) struct Notice {
     pub(crate) partition: Option<PartitionId>,
     /// The place in the log that it is about, if it is about one.
     pub(crate) offset: Option<Offset>,
+    /// The last record of the partition that was read together with it, and before it.
+    pub(crate) follows: Option<Offset>,
     /// The client can never go on.
     pub(crate) fatal: bool,
 }
@@ -166,6 +168,7 @@ impl Notice {
             text: code.to_string(),
             partition,
             offset: None,
+            follows: None,
             fatal: false,
         }
     }

@@ -7,7 +7,8 @@ use std::task::Wake;
 use std::time::Duration;
 
 use rdkafka_sys as sys;
-use seriatim_engine::record::PartitionId;
+use seriatim_engine::record::{Offset, PartitionId};
+use seriatim_runtime::message::Message;
 
 use super::client::Consumer;
 use super::event::Notice;
@@ -200,12 +201,23 @@ fn unpack(
     match unsafe { Notice::of_message(native) } {
         // SAFETY: it is a record, and nothing else owns it. The consumer's destructor waits for the lease.
         None => records.push(unsafe { KafkaMessage::own(native, shares) }),
-        Some(notice) => {
+        Some(mut notice) => {
+            notice.follows = notice
+                .partition
+                .as_ref()
+                .and_then(|partition| last_of(partition, records));
             notices.push(notice);
             // SAFETY: it is ours, read, and not used again.
             unsafe { sys::rd_kafka_message_destroy(native.as_ptr()) }
         }
     }
+}
+
+/// The offset of a partition's last record.
+fn last_of(partition: &PartitionId, records: &[KafkaMessage]) -> Option<Offset> {
+    let partition = (partition.topic(), partition.number());
+    let last = records.iter().rfind(|record| record.partition() == partition);
+    last.map(KafkaMessage::offset)
 }
 
 impl Drop for FlowQueue {

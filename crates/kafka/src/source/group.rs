@@ -151,7 +151,7 @@ impl KafkaSource {
                 self.reported.note_connection(text.clone());
                 self.report(SourceTrouble::Unauthenticated(text));
             }
-            Meaning::OutOfRange(partition, wanted) => self.out_of_range(partition, wanted),
+            Meaning::OutOfRange(partition, wanted, follows) => self.out_of_range(partition, wanted, follows),
             Meaning::Undecodable(partition, at, text) => {
                 self.deliveries.stop(&partition, at);
                 self.report(undecodable(partition, at, &text));

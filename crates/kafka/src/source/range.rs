@@ -9,7 +9,7 @@
 //! each assignment, while it is read whenever the client itself has heard of topics (`native::news`), and now and then
 //! (`TOPICS_INTERVAL_DEFAULT`). What is fetched of a topic that is gone is not delivered before it is known whose it is.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::record::{Offset, PartitionId};
@@ -18,8 +18,6 @@ use seriatim_runtime::ports::{Granted, Source, SourceEvent, Start};
 use super::KafkaSource;
 use super::aide::Errand;
 use super::questions::ASK_AGAIN_AFTER;
-use crate::native::client::Protocol;
-use crate::native::event::ClientEvent;
 use crate::range::{Extent, Missing, Verdict};
 
 /// Something that was missed in a period of ownership.
@@ -30,17 +28,36 @@ pub(super) struct Search {
 }
 
 impl KafkaSource {
-    pub(super) fn out_of_range(&mut self, partition: PartitionId, wanted: Option<Offset>) {
-        // Without a delivery it was given back: its next owner is told too.
-        if let Some(epoch) = self.deliveries.epoch(&partition)
-            && !self.questions.is_searching(epoch)
-        {
-            let missing = Missing {
-                partition,
-                wanted,
-                of_former_topic: false,
-            };
+    /// The client has said that a place is not in the log, and has stopped there, unless it spoke of an earlier period.
+    pub(super) fn out_of_range(&mut self, partition: PartitionId, wanted: Option<Offset>, follows: Option<Offset>) {
+        let Some(epoch) = self.deliveries.epoch(&partition) else {
+            // It was given back: its next owner is told too.
+            return self.deliveries.note_outlived(partition, wanted);
+        };
+        self.deliveries.fence(&partition, wanted);
+        if !self.questions.is_searching(epoch) {
+            let missing = self.missing(partition, wanted, follows);
             self.search(Search { epoch, missing }, Instant::now());
+        }
+    }
+
+    /// Hears what was said of these partitions while they were nobody's here.
+    pub(super) fn hear_outlived(&mut self, starts: &[Start]) {
+        for Start { partition, .. } in starts {
+            if let Some(place) = self.deliveries.take_outlived(partition) {
+                self.out_of_range(partition.clone(), Some(place), None);
+            }
+        }
+    }
+
+    /// What is missing, and whether the partition is there once it has got as far as to what this `follows`. What the client says
+    /// waits in its queue beyond the period that it is about, and is read in the next: it has no version that would be out of
+    /// date (`rd_kafka_offset_reset`).
+    fn missing(&self, partition: PartitionId, wanted: Option<Offset>, follows: Option<Offset>) -> Missing {
+        let position = self.deliveries.position(&partition).max(follows.map(Offset::next));
+        Missing {
+            elsewhere: position.filter(|position| wanted.is_some_and(|wanted| wanted != *position)),
+            ..Missing::new(partition, wanted)
         }
     }
 
@@ -72,9 +89,8 @@ impl KafkaSource {
         let searches = owned.map(|(epoch, partition)| Search {
             epoch,
             missing: Missing {
-                partition: partition.clone(),
-                wanted: None,
                 of_former_topic: true,
+                ..Missing::new(partition.clone(), None)
             },
         });
         for search in searches.collect::<Vec<_>>() {
@@ -92,8 +108,14 @@ impl KafkaSource {
         if self.holdings.partition(epoch).is_none() {
             return;
         }
+        if missing.elsewhere.is_some() {
+            let position = self.deliveries.position(&missing.partition);
+            missing.elsewhere = position.filter(|_| !missing.of_former_topic);
+        }
         let Some(extent) = extent else {
-            self.report(missing.stopped(None));
+            if missing.elsewhere.is_none() {
+                self.report(missing.stopped(None));
+            }
             return self.questions.search_later(search, Instant::now() + ASK_AGAIN_AFTER);
         };
         let partition = missing.partition.clone();
@@ -115,14 +137,13 @@ impl KafkaSource {
             _ if self.holdings.owes_answer() => {
                 self.questions.search_later(search, Instant::now() + ASK_AGAIN_AFTER);
             }
+            Verdict::Elsewhere(place) => {
+                if self.restart(epoch, &partition, place) {
+                    self.consume_started();
+                }
+            }
             Verdict::Skip(to) => {
-                self.interrupt(&partition);
-                let start = Start {
-                    partition: partition.clone(),
-                    epoch,
-                    from: Some(to),
-                };
-                if self.holdings.resume(start) {
+                if self.restart(epoch, &partition, to) {
                     self.report(missing.moved(extent, to));
                     self.deliveries.skip_to(&partition, to);
                     self.jumps.insert(partition, to);
@@ -166,9 +187,8 @@ impl KafkaSource {
             return Some(granted);
         }
         let missing = Missing {
-            partition: partition.clone(),
-            wanted: granted.committed,
             of_former_topic,
+            ..Missing::new(partition.clone(), granted.committed)
         };
         let (granted, place) = match missing.verdict(self.policy.of(partition.topic()), extent) {
             Verdict::Stop if of_former_topic => {
@@ -179,7 +199,7 @@ impl KafkaSource {
                 return None;
             }
             // The client will say that it is not there.
-            Verdict::Stop => return Some(granted),
+            Verdict::Stop | Verdict::Elsewhere(_) => return Some(granted),
             Verdict::Skip(to) => (granted, to),
             Verdict::Restart(at) => (anew(partition.clone(), granted.incarnation), at),
         };
@@ -200,61 +220,6 @@ impl KafkaSource {
         self.relinquish(&[epoch]);
         self.events.push_back(SourceEvent::Lost(vec![epoch]));
     }
-
-    /// Ends the client's consumption of a partition that the group has not asked for. It begins again with the next
-    /// [`consume_started`](Self::consume_started): to seek is refused once a partition has stopped
-    /// (`rd_kafka_offset_reset`, `rd_kafka_toppar_seek`).
-    fn interrupt(&mut self, partition: &PartitionId) {
-        match self.protocol {
-            Protocol::Cooperative => self.interrupt_one(partition),
-            Protocol::Eager => self.interrupt_all(),
-        }
-    }
-
-    /// Eager members change what they consume only as a whole: all else goes on where it was. What is searched for would
-    /// only stop again, and stays out until it is decided.
-    fn interrupt_all(&mut self) {
-        let consumed = self.holdings.consumed();
-        let starts: Vec<_> = consumed
-            .map(|(epoch, partition)| Start {
-                partition: partition.clone(),
-                epoch,
-                // Without a place it begins again as it began, as it would with its next owner: nothing has come of it.
-                from: self.deliveries.position(partition),
-            })
-            .collect();
-        if starts.is_empty() {
-            return;
-        }
-        for start in starts {
-            self.holdings.interrupt(&start.partition);
-            if !self.questions.is_searching(start.epoch) {
-                self.holdings.resume(start);
-            }
-        }
-        let Some(client) = &self.client else { return };
-        let interrupted = client.consumer.interrupt_all();
-        self.note_answered(interrupted);
-    }
-
-    fn interrupt_one(&mut self, partition: &PartitionId) {
-        self.holdings.interrupt(partition);
-        let Some(client) = &self.client else { return };
-        let interrupted = client.consumer.interrupt(partition);
-        self.note_answered(interrupted);
-        // A revocation that was on its way has taken this for its answer, and the group goes on: what it takes may be
-        // another's before it could be drained.
-        while let Some(event) = self
-            .client
-            .as_ref()
-            .and_then(|client| client.consumer.next_event(Duration::ZERO))
-        {
-            match event {
-                ClientEvent::Revoked { partitions, .. } => self.lost(partitions),
-                event => self.take_event(event),
-            }
-        }
-    }
 }
 
 /// A partition for which nothing that was committed counts.
@@ -274,6 +239,8 @@ mod tests {
 
     use super::*;
     use crate::growth::Growth;
+    use crate::native::client::Protocol;
+    use crate::native::event::ClientEvent;
     use crate::range::{OutOfRange, OutOfRangePolicy};
     use crate::source::{SourceSettings, StartAt};
 
@@ -302,11 +269,7 @@ mod tests {
             epoch,
             from,
         }]);
-        let missing = Missing {
-            partition,
-            wanted: from,
-            of_former_topic: false,
-        };
+        let missing = Missing::new(partition, from);
         (source, Search { epoch, missing })
     }
 
@@ -357,10 +320,28 @@ mod tests {
     }
 
     #[test]
+    fn what_was_said_of_another_place_moves_nothing() {
+        let (mut source, Search { epoch, missing }) = member();
+        let (partition, place) = (missing.partition, Offset::new);
+        let there = |follows| source.missing(partition.clone(), Some(place(1_050)), follows);
+        assert_eq!(there(Some(place(1_049))).elsewhere, None, "the rest is read just now");
+        assert_eq!(there(Some(place(1_048))).elsewhere, Some(place(1_049)));
+        let missing = there(None);
+        assert_eq!(missing.elsewhere, Some(place(1_042)));
+        // And if it gets there meanwhile, it is as good as any other place.
+        source.deliveries.skip_to(&partition, place(1_050));
+        let search = Search { epoch, missing };
+        source.searched(search.clone(), None, None);
+        source.searched(search, cut_short(), None);
+        assert!(source.events.is_empty(), "{:?}", source.events);
+        assert_eq!(source.failure, None);
+    }
+
+    #[test]
     fn while_it_is_searched_for_nobody_searches_again() {
         let (mut source, search) = member();
         let partition = &search.missing.partition;
-        source.out_of_range(partition.clone(), search.missing.wanted);
+        source.out_of_range(partition.clone(), search.missing.wanted, None);
         assert!(source.questions.is_searching(search.epoch));
         // Another that is moved meanwhile begins all again, but not this one, which would only stop again.
         source.interrupt(&PartitionId::new("orders", 4));
