@@ -2,11 +2,13 @@
 
 mod command;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use command::{
-    Done, Journal, Running, consumed, produce, seriatim, seriatim_alone, seriatim_with, topic, unique, until,
+    Done, Journal, Running, consumed, file, produce, seriatim, seriatim_alone, seriatim_with, topic, unique, until,
 };
 use serde_json::Value;
 use seriatim_testkit::broker::{Broker, shared};
@@ -352,6 +354,44 @@ fn what_a_child_does_not_finish_is_cut_short_and_repeated() {
     // `b` is settled, but lies above the watermark; `a` is not settled.
     let out = seriatim(&run_args(&topic, &group, &["-n", "1"])).fine();
     assert_eq!(printed(&out), [("a".to_owned(), "deaf-1".to_owned())]);
+}
+
+#[test]
+fn a_child_that_works_on_what_another_instance_may_start_is_killed() {
+    let (topic, group, pids) = (topic("forsaken", 2), unique("group"), file("pids"));
+    let (journal, others) = (Journal::new(), Journal::new());
+    produce(&topic, &(0..20).map(|n| format!("s{n}:deaf\n")).collect::<String>());
+    let command = format!("echo $$ >> '{}'; {}", pids.display(), journal.command(""));
+    let of = |command: &str| {
+        Running::start(&run_args(
+            &topic,
+            &group,
+            &["--exec", command, "--drain-timeout", "500ms"],
+        ))
+    };
+    let first = of(&command);
+    until("all are given to its child", || journal.begun() == 20);
+    let pid = fs::read_to_string(&pids).expect("it has noted its id");
+    let process = Path::new("/proc").join(pid.trim());
+    assert!(process.exists());
+
+    let second = of(&others.command(""));
+    until("the child is gone", || !process.exists());
+    assert!(first.said().contains("the child is killed"), "{}", first.said());
+    until("all are begun again", || journal.begun() + others.begun() == 40);
+    let again: HashSet<_> = journal
+        .entries()
+        .into_iter()
+        .skip(20)
+        .map(|entry| entry.session)
+        .collect();
+    let left: HashSet<_> = others.entries().into_iter().map(|entry| entry.session).collect();
+    assert!(!again.is_empty() && !left.is_empty(), "each has a partition");
+    assert!(again.is_disjoint(&left), "{again:?} stayed, {left:?} left");
+    for running in [first, second] {
+        running.signal("INT");
+        assert_eq!(running.finish().code, 1, "its drain is cut short");
+    }
 }
 
 #[test]

@@ -43,6 +43,12 @@ impl Context {
         self.signals.is_set(CANCELLED)
     }
 
+    /// Whether the attempt was cancelled because its partition leaves: from now on another instance may start this record.
+    /// What cannot be undone should end at once, or be ended.
+    pub fn is_leaving(&self) -> bool {
+        self.signals.is_set(LEAVING)
+    }
+
     /// Whether a newer record of the same session waits behind this one. A handler may use it to cut short what the
     /// newer record will supersede.
     pub fn newer_record_waits(&self) -> bool {
@@ -72,6 +78,7 @@ impl fmt::Debug for Context {
         f.debug_struct("Context")
             .field("attempt", &self.attempt)
             .field("cancelled", &self.is_cancelled())
+            .field("leaving", &self.is_leaving())
             .field("newer_record_waits", &self.newer_record_waits())
             .finish()
     }
@@ -79,6 +86,7 @@ impl fmt::Debug for Context {
 
 const CANCELLED: u8 = 1;
 const NEWER_WAITS: u8 = 2;
+const LEAVING: u8 = 4;
 
 /// The worker's side of a [`Context`]: one per slot, reused from attempt to attempt.
 pub(crate) struct Signals {
@@ -101,6 +109,11 @@ impl Signals {
 
     pub(crate) fn cancel(&self) {
         self.set(CANCELLED);
+    }
+
+    /// The attempt is cancelled now, or has been before, and its partition is another's.
+    pub(crate) fn leave(&self) {
+        self.set(LEAVING);
     }
 
     pub(crate) fn newer_waits(&self) {

@@ -237,6 +237,12 @@ impl<F: Future<Output = Handled>> Slots<F> {
         self.slots[slot as usize].signals.newer_waits();
     }
 
+    /// Tells whoever holds the context of the attempt in `slot` that its partition leaves for good: before it is cancelled, so that
+    /// who hears of that sees both.
+    pub(crate) fn leave(&self, slot: u32) {
+        self.slots[slot as usize].signals.leave();
+    }
+
     /// Cancels what is in the slot by dropping it. Without progress, something still holds the attempt's context, and
     /// [`poll`](Self::poll) finds when nothing does.
     pub(crate) fn cancel(&mut self, slot: u32, why: Cancelled) -> Option<Progress> {

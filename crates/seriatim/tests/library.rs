@@ -364,6 +364,40 @@ async fn an_attempt_that_takes_too_long_is_cancelled_and_tried_again() {
 }
 
 #[tokio::test]
+async fn who_cannot_be_cancelled_learns_whether_another_may_start_the_record() {
+    let log = log(&["a1"]);
+    let diary = Diary::default();
+    let stubborn = {
+        let diary = diary.clone();
+        blocking(move |_: Record, cx: Context| {
+            while !cx.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // The first is out of time, and holds on until its partition has left.
+            diary.note(format!("leaving: {}", cx.is_leaving()));
+            while !cx.is_leaving() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            diary.note("has left");
+            Ok(())
+        })
+    };
+    let consumer = consumer(&log)
+        .attempt_timeout(Duration::from_millis(20))
+        .drain_timeout(Duration::from_millis(50));
+    let running = consumer.start(stubborn).await.unwrap();
+    while diary.entries().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(diary.entries(), ["leaving: false"]);
+    running.shutdown().await.unwrap();
+    while diary.entries().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(log.backlog("test", "chat"), 1, "it is not settled");
+}
+
+#[tokio::test]
 async fn a_handler_learns_that_a_newer_record_of_its_session_waits() {
     let log = log(&["a1", "b1"]);
     let diary = Diary::default();

@@ -80,7 +80,13 @@ where
                 departure.cancelled = true;
             }
         }
-        for slot in self.slots_of(&epochs.iter().copied().collect(), true) {
+        let leave = epochs.iter().copied().collect();
+        // Attempts that ran out of time, and whose contexts are still held.
+        for slot in self.slots_of(&leave, false) {
+            self.slots.leave(slot);
+        }
+        for slot in self.slots_of(&leave, true) {
+            self.slots.leave(slot);
             self.cancel(slot, Cancelled::Leaving, now);
         }
     }

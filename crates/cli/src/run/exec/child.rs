@@ -38,6 +38,10 @@ const TRIAL: Duration = Duration::from_secs(1);
 /// How long the rest of what a child said is read once it has exited: a grandchild may hold its output open for ever.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// How often it is looked whether the child works on what is another instance's by now: sooner than the group can tell that
+/// instance.
+const FORSAKEN_LOOK: Duration = Duration::from_millis(10);
+
 /// A write to the child, about: a pipe holds 64 KiB.
 const WRITE_BYTES: usize = 64 * 1024;
 
@@ -177,6 +181,15 @@ impl Process {
                 let _ = timeout(LAST_WORDS, listening).await;
                 return status;
             }
+            id = open.forsaken() => {
+                tracing::warn!(
+                    child = number,
+                    "the child is killed: it works on {id} still, whose partition has left at the drain's deadline or was lost, and \
+                     which its next owner may start"
+                );
+                self.kill();
+                return self.child.wait().await;
+            }
         }
         // It reads or answers no more, so it is of no use. Most often it is just about to exit.
         match timeout(LAST_WORDS, self.child.wait()).await {
@@ -278,7 +291,7 @@ struct Asked {
     reply: oneshot::Sender<Result<(), Failure>>,
     /// Held until the child answers or dies, also when the attempt is cancelled meanwhile: as long as the child may work
     /// on the record, its session starts nothing.
-    _cx: Context,
+    cx: Context,
 }
 
 impl Open {
@@ -295,7 +308,7 @@ impl Open {
         }
         let id = wire_id(&record);
         JsonRecord::new(&id, &record, session.as_deref(), Some(cx.attempt())).write_line(lines);
-        let before = self.records().insert(id, Asked { reply, _cx: cx });
+        let before = self.records().insert(id, Asked { reply, cx });
         assert!(before.is_none(), "a record was given to a child that still had it");
     }
 
@@ -316,6 +329,21 @@ impl Open {
             }
         }
         Ok(())
+    }
+
+    /// Returns, with the id, when a record is another instance's to start.
+    async fn forsaken(&self) -> String {
+        loop {
+            sleep(FORSAKEN_LOOK).await;
+            let forsaken = self
+                .records()
+                .iter()
+                .find(|(_, asked)| asked.cx.is_leaving())
+                .map(|(id, _)| id.clone());
+            if let Some(id) = forsaken {
+                return id;
+            }
+        }
     }
 
     async fn any_answer(&self) {
