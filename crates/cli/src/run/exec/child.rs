@@ -188,7 +188,10 @@ impl Process {
                      which its next owner may start"
                 );
                 self.kill();
-                return self.child.wait().await;
+                let status = self.child.wait().await;
+                // What it has answered already counts.
+                let _ = timeout(LAST_WORDS, listening).await;
+                return status;
             }
         }
         // It reads or answers no more, so it is of no use. Most often it is just about to exit.
