@@ -178,6 +178,9 @@ fn client_config(
     properties: &Properties,
     given: &[(&str, &str)],
 ) -> Result<ClientConfig, ConfigError> {
+    // No client is made before. It asks OpenSSL not to clean up when the process ends, which it would do under the hands of the
+    // clients' threads: a program that has done its work would be killed at its very end.
+    openssl_sys::init();
     let mut config = ClientConfig::new();
     for (name, value) in COMMON_DEFAULTS.iter().chain(defaults) {
         config.set(*name, *value);
