@@ -216,6 +216,11 @@ pub(crate) fn brokers_of(config: &ClientConfig) -> &str {
     config.get("bootstrap.servers").unwrap_or_default()
 }
 
+/// Whether a client reads no record of a transaction that is open or was aborted.
+pub(crate) fn reads_committed_only(config: &ClientConfig) -> bool {
+    config.get("isolation.level") != Some("read_uncommitted")
+}
+
 /// Why a property is not the user's, and what to do instead; `None` when it is.
 fn owned(name: &str) -> Option<&'static str> {
     Some(match name {

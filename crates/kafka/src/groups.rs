@@ -245,33 +245,21 @@ impl Groups {
     /// # Errors
     /// When none can be asked.
     pub fn extents(&self, partitions: &[PartitionId]) -> Result<Vec<Result<Extent, ReadError>>, ReadError> {
-        if partitions.is_empty() {
-            return Ok(Vec::new());
-        }
         let doing = "asking where the log begins and ends";
-        let ask = |place| {
-            let list = list_of(partitions);
-            for mut element in list.elements() {
-                element.set_offset(place).expect("a place that librdkafka knows");
-            }
-            let offsets = self.reader.admin().offsets(&list, self.reader.reads_committed_only());
-            offsets.map_err(|notice| self.explain(doing, notice))
-        };
-        let (begins, ends) = (ask(Place::Beginning)?, ask(Place::End)?);
-        let told = |offset: Option<&Result<Offset, Code>>| match offset.unwrap_or(&Err(Code::UnknownPartition)) {
-            Ok(offset) => Ok(offset.get()),
+        let committed_only = self.reader.reads_committed_only();
+        let told = self.reader.admin().extents(partitions, committed_only);
+        let told = told.map_err(|notice| self.explain(doing, notice))?;
+        let extent = |(partition, told): (&PartitionId, Result<(Offset, Offset), Code>)| match told {
+            Ok((begin, end)) => Ok(Extent {
+                partition: partition.clone(),
+                offsets: begin.get()..end.get(),
+            }),
             Err(code) => Err(ReadError::Failed {
                 doing,
                 reason: code.to_string(),
             }),
         };
-        let extent = |partition: &PartitionId| {
-            Ok(Extent {
-                partition: partition.clone(),
-                offsets: told(begins.get(partition))?..told(ends.get(partition))?,
-            })
-        };
-        Ok(partitions.iter().map(extent).collect())
+        Ok(partitions.iter().zip(told).map(extent).collect())
     }
 
     /// Moves the group: commits these offsets, with nothing beside them, as no member of it. Brokers refuse it while the

@@ -269,7 +269,7 @@ impl LogReader {
 
     /// Whether it reads no record of a transaction that is open or was aborted.
     pub(crate) fn reads_committed_only(&self) -> bool {
-        self.config.get("isolation.level") != Some("read_uncommitted")
+        config::reads_committed_only(&self.config)
     }
 
     /// Asks about groups, and about many logs at once, through this client.

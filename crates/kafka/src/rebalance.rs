@@ -250,6 +250,7 @@ mod tests {
             partition,
             committed: None,
             metadata: String::new(),
+            begin: None,
             end: None,
             incarnation: None,
         };

@@ -83,7 +83,8 @@ pub enum StartAt {
     /// At its first record: nothing is missed.
     #[default]
     Earliest,
-    /// After its last record: what was there before is passed over.
+    /// After its last record: what was there before is passed over. Of a partition that is added while its topic is read,
+    /// nothing is.
     Latest,
 }
 
@@ -246,7 +247,7 @@ impl KafkaSource {
             }
             let from = jump
                 .or(start.from)
-                .map_or(self.start_at.place(), |from| Place::Offset(from.get()));
+                .map_or(self.place_of(&start.partition), |from| Place::Offset(from.get()));
             element.set_offset(from).expect("a place that librdkafka knows");
         }
         let assigned = match self.protocol {
@@ -254,6 +255,21 @@ impl KafkaSource {
             Protocol::Eager => client.consumer.assign(Some(&list)),
         };
         self.note_answered(assigned);
+    }
+
+    /// Where a partition begins for which nothing is committed, as far as no offset is known.
+    fn place_of(&self, partition: &PartitionId) -> Place {
+        match self.start_at {
+            StartAt::Earliest => Place::Beginning,
+            StartAt::Latest if self.begins_at_first(partition) => Place::Beginning,
+            StartAt::Latest => Place::End,
+        }
+    }
+
+    /// Whether a partition is begun at its first record although others are begun after their last: all that it has was
+    /// written while its topic was read.
+    fn begins_at_first(&self, partition: &PartitionId) -> bool {
+        self.start_at == StartAt::Latest && self.sizes.is_added(partition)
     }
 
     /// What of `commits` is still ours. The broker would take a commit for another's partition: the fence is ours.
@@ -317,15 +333,6 @@ impl KafkaSource {
                 None if left.is_zero() => return None,
                 None => {}
             }
-        }
-    }
-}
-
-impl StartAt {
-    fn place(self) -> Place {
-        match self {
-            StartAt::Earliest => Place::Beginning,
-            StartAt::Latest => Place::End,
         }
     }
 }

@@ -97,3 +97,29 @@ fn they_wait_where_each_rebalance_takes_everything_too() {
         seen(member, 2) == 5 && seen(member, 3) == 5
     });
 }
+
+#[test]
+fn who_begins_at_the_end_misses_nothing_of_a_partition_that_is_added() {
+    for growth in [Growth::Warn, Growth::Hold] {
+        let (topic, group) = named("grown-at-end", 2);
+        produce(&topic, [0, 1], 5);
+        let mut member = Member::join_at_end(&topic, &group, &[SEES_IN_A_SECOND], growth);
+        until([&mut member], "the topic", |[member]| member.owned() == [0, 1]);
+        // Where what is committed tells new partitions from old ones, nothing is before there is a record.
+        let end = (growth == Growth::Warn).then_some(Offset::new(5));
+        assert!(member.offered.iter().all(|granted| granted.begin == end));
+        for_a_while(&mut member, Duration::from_secs(1));
+        produce(&topic, [0, 1], 1);
+        until([&mut member], "what comes after the end", |[member]| member.seen() == 2);
+        commit(&mut member, 0, 6);
+        commit(&mut member, 1, 6);
+
+        // Before the member can know of it.
+        grow(&topic, 3);
+        produce(&topic, [2], 5);
+        until([&mut member], "all that the new partition has", |[member]| {
+            member.seen.get(&2).is_some_and(|offsets| *offsets == [0, 1, 2, 3, 4])
+        });
+        assert_eq!(member.seen(), 7, "nothing from before the end");
+    }
+}

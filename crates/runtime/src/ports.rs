@@ -143,6 +143,9 @@ pub struct Granted {
     pub partition: PartitionId,
     /// The committed offset; `None` when the group has committed nothing for it.
     pub committed: Option<Offset>,
+    /// Where it begins when nothing is committed, by the source's own policy; `None` when the source does not know yet, and
+    /// lets its first record tell.
+    pub begin: Option<Offset>,
     /// The metadata that was committed beside the offset; empty when there is none.
     pub metadata: String,
     /// The offset after the log's last record. Of the metadata, what speaks of offsets is not believed without it.
@@ -163,6 +166,11 @@ impl Granted {
         told.zip(self.incarnation).is_some_and(|(told, is)| told != is)
     }
 
+    /// The first offset wanted, if it is known.
+    pub fn first_wanted(&self) -> Option<Offset> {
+        self.committed.or(self.begin)
+    }
+
     /// Whether what stands beside the commit speaks of offsets, for which it takes the log's [end](Self::end).
     pub fn needs_end(&self) -> bool {
         let Some(committed) = self.committed else { return false };
@@ -178,7 +186,8 @@ pub struct Start {
     pub partition: PartitionId,
     /// The name of this period of ownership.
     pub epoch: AssignmentEpoch,
-    /// The first offset wanted; `None` where nothing is committed, so that the source's own policy decides.
+    /// The first offset wanted; `None` where nothing is committed and the source has not said where it begins, so that its
+    /// own policy decides.
     pub from: Option<Offset>,
 }
 

@@ -156,7 +156,7 @@ pub fn a_record_keeps_its_parts(harness: &impl Harness) {
         if let Some(SourceEvent::Assigned(granted)) = source.poll(TICK, Some(&mut records)).expect("it can deliver") {
             let start = |granted: Granted| Start {
                 epoch: epochs.open(()),
-                from: granted.committed,
+                from: granted.first_wanted(),
                 partition: granted.partition,
             };
             source.start(&granted.into_iter().map(start).collect::<Vec<_>>());

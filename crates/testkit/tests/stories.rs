@@ -211,7 +211,7 @@ fn a_stop_finishes_what_runs_and_the_next_instance_goes_on_from_there() {
 fn offset_0_is_a_record_like_any_other() {
     let mut story = Story::new();
     story
-        .committed(None)
+        .committed(0)
         .deliver("a1")
         .stop()
         .finish("a1")

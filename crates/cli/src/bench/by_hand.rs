@@ -89,12 +89,10 @@ impl<S: Source> Reader<S> {
     }
 
     fn begin(&mut self, granted: Vec<Granted>) {
-        let begin = |Granted {
-                         partition, committed, ..
-                     }| Start {
-            partition,
-            epoch: self.owned.open(committed),
-            from: committed,
+        let begin = |granted: Granted| Start {
+            epoch: self.owned.open(granted.committed),
+            from: granted.first_wanted(),
+            partition: granted.partition,
         };
         let starts: Vec<Start> = granted.into_iter().map(begin).collect();
         self.source.start(&starts);

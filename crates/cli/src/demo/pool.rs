@@ -90,7 +90,7 @@ fn starts(granted: Vec<Granted>, epochs: &mut Assignments<()>) -> Vec<Start> {
     let start = |granted: Granted| Start {
         partition: granted.partition,
         epoch: epochs.open(()),
-        from: granted.committed,
+        from: granted.first_wanted(),
     };
     granted.into_iter().map(start).collect()
 }

@@ -148,7 +148,7 @@ enum Begin {
     /// At the oldest record
     #[value(alias = "beginning", alias = "earliest")]
     Start,
-    /// After the newest record
+    /// After the newest record; a partition that is added later begins at its oldest
     #[value(alias = "latest")]
     End,
 }

@@ -34,7 +34,7 @@ pub(crate) fn commit(topic: &str, group: &str, watermark: i64, metadata: &str) {
     source.start(&[Start {
         partition: granted[0].partition.clone(),
         epoch,
-        from: granted[0].committed,
+        from: granted[0].first_wanted(),
     }]);
     let commit = Commit {
         epoch,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::RDKafkaErrorCode;
-use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::topic_partition_list::{Offset as Place, TopicPartitionList};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka_sys as sys;
 use rdkafka_sys::rd_kafka_IsolationLevel_t as IsolationLevel;
@@ -21,9 +21,11 @@ use rdkafka_sys::rd_kafka_consumer_group_state_t as State;
 use rdkafka_sys::rd_kafka_consumer_group_type_t as Type;
 use seriatim_engine::record::{Offset, PartitionId};
 
+use super::client::list_of;
 use super::event::{Element, Event, Notice, code_of, place, text_of};
 use super::queue::{Queue, millis};
 use crate::groups::{Group, GroupCommit, GroupKind, GroupState, Member};
+use crate::range::Extent;
 
 /// Room for librdkafka's words on an option that it does not take.
 const ERROR_TEXT_LEN: usize = 256;
@@ -143,13 +145,33 @@ impl<C: ClientContext> Admin<'_, C> {
         Ok(refused.collect())
     }
 
-    /// The offsets that `places` stand for: a log's begin, its end, the first at a time. `committed_only` ends a log
-    /// before the first transaction that is still open.
+    /// Where the logs of these partitions begin and end, in their order: two questions a broker, however many there are.
+    pub(crate) fn extents(
+        &self,
+        partitions: &[PartitionId],
+        committed_only: bool,
+    ) -> Result<Vec<Result<Extent, RDKafkaErrorCode>>, Notice> {
+        let begins = self.offsets(partitions, Place::Beginning, committed_only)?;
+        let ends = self.offsets(partitions, Place::End, committed_only)?;
+        let extents = begins.into_iter().zip(ends);
+        Ok(extents.map(|(begin, end)| Ok((begin?, end?))).collect())
+    }
+
+    /// The offsets that `at` stands for in the logs of these partitions, in their order: one question a broker. With
+    /// `committed_only` a log ends before the first transaction that is still open.
     pub(crate) fn offsets(
         &self,
-        places: &TopicPartitionList,
+        partitions: &[PartitionId],
+        at: Place,
         committed_only: bool,
-    ) -> Result<HashMap<PartitionId, Result<Offset, RDKafkaErrorCode>>, Notice> {
+    ) -> Result<Vec<Result<Offset, RDKafkaErrorCode>>, Notice> {
+        if partitions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let places = list_of(partitions);
+        for mut element in places.elements() {
+            element.set_offset(at).expect("a place that librdkafka knows");
+        }
         let isolation = match committed_only {
             true => IsolationLevel::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED,
             false => IsolationLevel::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED,
@@ -165,7 +187,7 @@ impl<C: ClientContext> Admin<'_, C> {
             },
         )?;
         // SAFETY: the event is alive and of this type, so the result is, and so are the partitions that it holds.
-        unsafe {
+        let mut offsets: HashMap<_, _> = unsafe {
             let result = sys::rd_kafka_event_ListOffsets_result(answer.as_ptr());
             let infos = array(|len| sys::rd_kafka_ListOffsets_result_infos(result, len));
             let offset = |info: &*const _| {
@@ -174,8 +196,11 @@ impl<C: ClientContext> Admin<'_, C> {
                 let offset = element.error().and_then(|()| place(element.offset()).ok_or(unanswered));
                 Some((element.partition(), offset))
             };
-            Ok(infos.iter().filter_map(offset).collect())
-        }
+            infos.iter().filter_map(offset).collect()
+        };
+        let unknown = Err(RDKafkaErrorCode::UnknownPartition);
+        let told = |partition| offsets.remove(partition).unwrap_or(unknown);
+        Ok(partitions.iter().map(told).collect())
     }
 
     /// Sends a request and waits for its answer, an event of this type.

@@ -1,14 +1,14 @@
 //! The member of the group: its events, its assignment, its commits.
 
 use std::ffi::{CString, c_void};
-use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{iter, ptr};
 
 use rdkafka::client::{Client, DefaultClientContext};
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::topic_partition_list::{Offset as Place, TopicPartitionList};
 use rdkafka::types::{RDKafkaRespErr, RDKafkaType};
 use rdkafka_sys as sys;
 use seriatim_engine::record::{Offset, PartitionId};
@@ -20,6 +20,8 @@ use super::message::{Remaining, lease};
 use super::news::TopicNews;
 use super::queue::{Bell, FlowQueue, Queue, millis};
 use super::topics::{ANSWERS_TOLD, TopicsFound};
+use crate::config::reads_committed_only;
+use crate::range::Extent;
 
 /// librdkafka's consumer: everything but the records, which the [`FlowQueue`] reads.
 ///
@@ -30,6 +32,8 @@ pub(crate) struct Consumer {
     events: Queue,
     client: Client,
     bell: Arc<Bell>,
+    /// Whether no record is read of a transaction that is open.
+    committed_only: bool,
     /// Told by the client, and therefore dropped after it.
     news: Arc<TopicNews>,
     /// For the destructor alone, which needs no lock; the lock lets threads share the rest.
@@ -76,6 +80,7 @@ impl Consumer {
             events: events.ok_or_else(|| KafkaError::ClientCreation("it has no group".to_owned()))?,
             client,
             bell,
+            committed_only: reads_committed_only(config),
             news,
             remaining: Mutex::new(remaining),
         });
@@ -227,6 +232,7 @@ impl Consumer {
                     committed: place(element.offset()),
                     metadata: element.metadata(),
                     partition: element.partition(),
+                    begin: None,
                     end: None,
                     incarnation: None,
                 }),
@@ -238,11 +244,10 @@ impl Consumer {
     /// What there is to know about topics, which are not the same twice. Blocks up to `timeout` a step. To be asked by one
     /// thread at a time.
     pub(crate) fn topics(&self, names: &[String], timeout: Duration) -> Result<TopicsFound, Notice> {
-        let client = &self.client;
         if names.is_empty() {
             return Ok(TopicsFound::default());
         }
-        self.news.ask(ANSWERS_TOLD, || Admin { client, timeout }.topics(names))
+        self.news.ask(ANSWERS_TOLD, || self.admin(timeout).topics(names))
     }
 
     /// How often the client has heard of topics by itself: that may be since one was deleted, and perhaps created anew.
@@ -275,13 +280,22 @@ impl Consumer {
         (error == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR).then(|| place(high))?
     }
 
-    /// The log's beginning and end, asked of its broker. Blocks up to `timeout`.
-    pub(crate) fn ask_extent(&self, partition: &PartitionId, timeout: Duration) -> Option<(Offset, Offset)> {
-        let extent = self
-            .client
-            .fetch_watermarks(partition.topic(), partition.number(), timeout);
-        let (low, high) = extent.ok()?;
-        Some((place(low)?, place(high)?))
+    /// Where these logs begin and end, in their order, asked of their brokers; `None` where there is no answer. Blocks up to
+    /// `timeout` a step.
+    pub(crate) fn extents(&self, partitions: &[PartitionId], timeout: Duration) -> Vec<Option<Extent>> {
+        let extents = self.admin(timeout).extents(partitions, self.committed_only);
+        answers(extents, partitions.len())
+    }
+
+    /// As [`extents`](Self::extents), one of both places.
+    pub(crate) fn offsets(&self, partitions: &[PartitionId], at: Place, timeout: Duration) -> Vec<Option<Offset>> {
+        let offsets = self.admin(timeout).offsets(partitions, at, self.committed_only);
+        answers(offsets, partitions.len())
+    }
+
+    fn admin(&self, timeout: Duration) -> Admin<'_, DefaultClientContext> {
+        let client = &self.client;
+        Admin { client, timeout }
     }
 
     /// Begins to leave the group; what is still assigned will be revoked.
@@ -305,6 +319,12 @@ impl Drop for Consumer {
         // The flow queue is gone, since it holds this consumer. What still holds a lease is a message.
         self.remaining.get_mut().unwrap_or_else(PoisonError::into_inner).wait();
     }
+}
+
+/// What was answered of each; nothing, when the question failed as a whole.
+fn answers<T, E, F>(answers: Result<Vec<Result<T, E>>, F>, questions: usize) -> Vec<Option<T>> {
+    let answers = answers.unwrap_or_default().into_iter().map(Result::ok);
+    answers.chain(iter::repeat_with(|| None)).take(questions).collect()
 }
 
 /// librdkafka calls this when an event comes to the empty queue of events: the wait on the flow queue is over.

@@ -4,12 +4,14 @@
 //! and least of all for a record that a handler keeps for an hour: the client is destroyed only after the last one.
 
 use std::collections::{BTreeSet, HashMap};
+use std::slice;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rdkafka::topic_partition_list::Offset as Place;
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::growth::{Gate, Gates, Growth};
 use seriatim_engine::record::{Offset, PartitionId};
@@ -34,6 +36,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the logs' ends are asked for at an assignment. A partition whose leader died has another within ten seconds or so;
 /// without an answer, what was settled above its watermark is repeated, and the others have waited for it.
 const EXTENTS_WITHIN: Duration = Duration::from_secs(15);
+
+/// How long it is asked where partitions begin. Without an answer the client finds that out by itself.
+const BEGINS_WITHIN: Duration = Duration::from_secs(2);
 
 /// How soon after a refusal.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(200);
@@ -144,8 +149,8 @@ fn run(
                 let partition = &search.missing.partition;
                 let topics = consumer.topics(&[partition.topic().to_owned()], ANSWER_TIMEOUT);
                 let incarnation = topics.ok().and_then(|topics| topics.known.first()?.incarnation);
-                let extent = consumer.ask_extent(partition, ANSWER_TIMEOUT);
-                Finding::Extent(search, extent, incarnation)
+                let mut extent = consumer.extents(slice::from_ref(partition), ANSWER_TIMEOUT);
+                Finding::Extent(search, extent.remove(0), incarnation)
             }
             Errand::Topics(names) => Finding::Topics(match consumer.topics(&names, ANSWER_TIMEOUT) {
                 Err(notice) if is_retriable(notice.code) => None,
@@ -179,7 +184,8 @@ fn committed(consumer: &Consumer, rules: &Rules, partitions: &[PartitionId]) -> 
         Growth::Warn => Gates::default(),
         Growth::Hold => gates_before(consumer, rules, &topics, &granted)?,
     };
-    let granted = with_extents(consumer, &rules.policy, granted);
+    let mut granted = tell_extents(consumer, &rules.policy, granted);
+    tell_begins(consumer, rules, &mut granted);
     Ok(Found { granted, gates })
 }
 
@@ -236,64 +242,93 @@ fn look_behind(consumer: &Consumer, rules: &Rules, topic: &str, gate: &mut Gate)
     let Ok(answers) = consumer.committed(&waited, ANSWER_TIMEOUT) else {
         return;
     };
-    for Granted {
-        partition, committed, ..
-    } in answers
-    {
-        let number = partition.number();
-        let (settled_to, end) = match (committed, ends[&number]) {
-            (Some(committed), Some(end)) => (committed, end),
-            (committed, _) => {
-                let Some((begin, end)) = consumer.ask_extent(&partition, ANSWER_TIMEOUT) else {
-                    continue;
-                };
-                // Nothing is committed yet: what is unsettled begins where it is begun.
-                let first = match rules.start_at {
-                    StartAt::Earliest => begin,
-                    StartAt::Latest => end,
-                };
-                (committed.unwrap_or(first), end)
-            }
+    let mut unknown = Vec::new();
+    for granted in answers {
+        let number = granted.partition.number();
+        match (granted.committed, ends[&number]) {
+            (Some(committed), Some(end)) => gate.note(number, committed, end),
+            _ => unknown.push(granted),
+        }
+    }
+    for (granted, extent) in with_extents(consumer, unknown, ANSWER_TIMEOUT) {
+        let Some((begin, end)) = extent else { continue };
+        // Nothing is committed yet: what is unsettled begins where it is begun.
+        let first = match rules.start_at {
+            StartAt::Earliest => begin,
+            StartAt::Latest => end,
         };
-        gate.note(number, settled_to, end);
+        gate.note(granted.partition.number(), granted.committed.unwrap_or(first), end);
     }
 }
 
-/// What is told beside a commit of offsets is believed only by who knows where the log ends; and to go on elsewhere than at
-/// a commit that is not to be believed, or is out of the log, takes both its ends.
-fn with_extents(
+/// Tells the extents of those logs that decide what is made of a commit: what is told of offsets beside it is believed only
+/// by who knows where the log ends; and to go on elsewhere than at a commit that is not to be believed, or is out of the log,
+/// takes both its ends.
+fn tell_extents(
     consumer: &Consumer,
     policy: &OutOfRangePolicy,
     granted: Vec<Granted>,
 ) -> Vec<(Granted, Option<Extent>)> {
-    let deadline = Instant::now() + EXTENTS_WITHIN;
-    let with_extent = |mut granted: Granted| {
+    let decides = |granted: &Granted| {
         let moves = policy.of(granted.partition.topic()) != OutOfRange::Stop && granted.committed.is_some();
-        let extent = (moves || granted.needs_end() || granted.is_of_former_topic())
-            .then(|| extent_by(consumer, &granted.partition, deadline))
-            .flatten();
-        granted.end = extent.map(|(_, end)| end);
-        (granted, extent)
+        moves || granted.needs_end() || granted.is_of_former_topic()
     };
-    granted.into_iter().map(with_extent).collect()
+    let (mut unknown, others): (Vec<_>, Vec<_>) = granted.into_iter().partition(decides);
+    let mut told: Vec<_> = others.into_iter().map(|granted| (granted, None)).collect();
+    let deadline = Instant::now() + EXTENTS_WITHIN;
+    while !unknown.is_empty() {
+        let answers = with_extents(consumer, unknown, ANSWER_TIMEOUT);
+        let is_over = Instant::now() >= deadline;
+        let (known, left): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(_, extent)| extent.is_some() || is_over);
+        told.extend(known);
+        unknown = left.into_iter().map(|(granted, _)| granted).collect();
+        if !unknown.is_empty() {
+            thread::sleep(ASKED_AGAIN_AFTER);
+        }
+    }
+    for (granted, extent) in &mut told {
+        granted.end = extent.map(|(_, end)| end);
+    }
+    told
 }
 
-/// Asks until there is an answer, or it is too late; once at least.
-fn extent_by(consumer: &Consumer, partition: &PartitionId, deadline: Instant) -> Option<Extent> {
-    loop {
-        let extent = consumer.ask_extent(partition, ANSWER_TIMEOUT);
-        if extent.is_some() || Instant::now() >= deadline {
-            return extent;
-        }
-        thread::sleep(ASKED_AGAIN_AFTER);
+fn with_extents(consumer: &Consumer, granted: Vec<Granted>, timeout: Duration) -> Vec<(Granted, Option<Extent>)> {
+    let partitions: Vec<_> = granted.iter().map(|granted| granted.partition.clone()).collect();
+    let extents = consumer.extents(&partitions, timeout);
+    granted.into_iter().zip(extents).collect()
+}
+
+/// Says where those partitions begin for which nothing is committed: so their first commit, which says that they are open,
+/// is one for all of them, and does not wait for the first record of each.
+///
+/// Not where new partitions wait for old ones: what a group has committed tells those apart, so it commits nothing there
+/// before it has a record.
+fn tell_begins(consumer: &Consumer, rules: &Rules, granted: &mut [(Granted, Option<Extent>)]) {
+    let place = match (rules.growth, rules.start_at) {
+        (Growth::Hold, _) => return,
+        (Growth::Warn, StartAt::Earliest) => Place::Beginning,
+        (Growth::Warn, StartAt::Latest) => Place::End,
+    };
+    let granted = granted.iter_mut().map(|(granted, _)| granted);
+    let (fresh, partitions): (Vec<_>, Vec<_>) = granted
+        .filter(|granted| granted.committed.is_none())
+        .map(|granted| {
+            let partition = granted.partition.clone();
+            (granted, partition)
+        })
+        .unzip();
+    for (granted, begin) in fresh
+        .into_iter()
+        .zip(consumer.offsets(&partitions, place, BEGINS_WITHIN))
+    {
+        granted.begin = begin;
     }
 }
 
 fn ends_of(consumer: &Consumer, partitions: Vec<(AssignmentEpoch, PartitionId)>) -> Vec<(AssignmentEpoch, Offset)> {
-    let end_of = |(epoch, partition)| {
-        let (_, end) = consumer.ask_extent(&partition, ANSWER_TIMEOUT)?;
-        Some((epoch, end))
-    };
-    // A broker that does not answer for one partition would not for the next, at the same length.
-    partitions.into_iter().map_while(end_of).collect()
+    let (epochs, partitions): (Vec<_>, Vec<_>) = partitions.into_iter().unzip();
+    let ends = epochs
+        .into_iter()
+        .zip(consumer.offsets(&partitions, Place::End, ANSWER_TIMEOUT));
+    ends.filter_map(|(epoch, end)| Some((epoch, end?))).collect()
 }

@@ -177,7 +177,10 @@ impl KafkaSource {
                     .iter()
                     .filter_map(|(granted, extent)| Some((granted.partition.clone(), (*extent)?)))
                     .collect();
-                let granted = granted.into_iter().map(|(granted, _)| granted).collect();
+                let mut granted: Vec<_> = granted.into_iter().map(|(granted, _)| granted).collect();
+                for granted in &mut granted {
+                    granted.begin = granted.begin.filter(|_| !self.begins_at_first(&granted.partition));
+                }
                 let mut offered = Vec::new();
                 for granted in self.holdings.offer(ticket, granted) {
                     let extent = extents.get(&granted.partition).copied();

@@ -23,6 +23,8 @@ pub(super) struct Sizes {
     rule: Growth,
     /// What the topics were when last asked about.
     known: HashMap<String, TopicFacts>,
+    /// How many partitions they had when they were first asked about.
+    first: HashMap<String, i32>,
     /// Up to how many partitions it was told that they have grown.
     told: HashMap<String, i32>,
     /// Before partitions that are started and wait.
@@ -35,6 +37,7 @@ impl Sizes {
         Self {
             rule,
             known: HashMap::new(),
+            first: HashMap::new(),
             told: HashMap::new(),
             gates: Gates::default(),
         }
@@ -43,6 +46,12 @@ impl Sizes {
     /// Whether a partition that is started has to wait.
     pub(super) fn is_gated(&self, partition: &PartitionId) -> bool {
         self.gates.bars(partition.topic(), partition.number())
+    }
+
+    /// Whether a partition was added since the topic is read here: then nothing of it was there before.
+    pub(super) fn is_added(&self, partition: &PartitionId) -> bool {
+        let first = self.first.get(partition.topic());
+        first.is_some_and(|first| partition.number() >= *first)
     }
 
     /// What to tell of a topic that has grown: once for each growth, whether it was seen by the number of partitions or by
@@ -71,6 +80,8 @@ impl KafkaSource {
         {
             let growth = self.sizes.growth(&topic.name, known.partitions, topic.partitions);
             self.events.extend(growth);
+        } else {
+            self.sizes.first.insert(topic.name, topic.partitions);
         }
     }
 

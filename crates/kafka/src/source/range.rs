@@ -228,6 +228,7 @@ fn anew(partition: PartitionId, incarnation: Option<u64>) -> Granted {
         partition,
         committed: None,
         metadata: String::new(),
+        begin: None,
         end: None,
         incarnation,
     }

@@ -12,7 +12,6 @@ use rdkafka::config::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use seriatim_engine::assignment::{AssignmentEpoch, Assignments};
 use seriatim_engine::record::{Offset, PartitionId};
-use seriatim_kafka::config::Properties;
 use seriatim_kafka::growth::Growth;
 use seriatim_kafka::range::{OutOfRange, OutOfRangePolicy};
 use seriatim_kafka::source::{KafkaMessage, KafkaSource, SourceSettings, StartAt};
@@ -53,6 +52,18 @@ pub(crate) struct Member {
     records: Records<KafkaMessage>,
 }
 
+fn settings(brokers: &str, topic: &str, group: &str, properties: &[&str]) -> SourceSettings {
+    SourceSettings {
+        brokers: brokers.to_owned(),
+        group: group.to_owned(),
+        topics: vec![topic.to_owned()],
+        start_at: StartAt::Earliest,
+        out_of_range: OutOfRangePolicy::default(),
+        growth: Growth::Warn,
+        properties: [QUICK, properties].concat().join("\n").parse().unwrap(),
+    }
+}
+
 impl Member {
     pub(crate) fn join(brokers: &str, topic: &str, group: &str, properties: &[&str]) -> Self {
         Self::join_with(brokers, topic, group, properties, OutOfRange::Stop)
@@ -69,6 +80,15 @@ impl Member {
         Self::join_by(self::brokers(), topic, group, properties, out_of_range, growth)
     }
 
+    pub(crate) fn join_at_end(topic: &str, group: &str, properties: &[&str], growth: Growth) -> Self {
+        let settings = settings(self::brokers(), topic, group, properties);
+        Self::of(SourceSettings {
+            start_at: StartAt::Latest,
+            growth,
+            ..settings
+        })
+    }
+
     fn join_by(
         brokers: &str,
         topic: &str,
@@ -77,17 +97,15 @@ impl Member {
         out_of_range: OutOfRangePolicy,
         growth: Growth,
     ) -> Self {
-        let properties: Properties = [QUICK, properties].concat().join("\n").parse().unwrap();
-        let (source, _waker) = KafkaSource::connect(SourceSettings {
-            brokers: brokers.to_owned(),
-            group: group.to_owned(),
-            topics: vec![topic.to_owned()],
-            start_at: StartAt::Earliest,
+        Self::of(SourceSettings {
             out_of_range,
             growth,
-            properties,
+            ..settings(brokers, topic, group, properties)
         })
-        .unwrap();
+    }
+
+    fn of(settings: SourceSettings) -> Self {
+        let (source, _waker) = KafkaSource::connect(settings).unwrap();
         Self {
             source,
             assignments: Assignments::default(),
@@ -150,7 +168,7 @@ impl Member {
             .map(|granted| Start {
                 partition: granted.partition.clone(),
                 epoch: self.assignments.open(granted.partition.clone()),
-                from: granted.committed,
+                from: granted.first_wanted(),
             })
             .collect();
         self.source.start(&starts);

@@ -116,6 +116,7 @@ impl Source for Ticks {
                 partition: PartitionId::new("ticks", number as i32),
                 committed: Some(Offset::ZERO),
                 metadata: String::new(),
+                begin: None,
                 end: None,
                 incarnation: None,
             });

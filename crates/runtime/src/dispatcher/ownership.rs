@@ -188,11 +188,11 @@ impl<S: Source> Dispatcher<S> {
         let mut starts = Vec::with_capacity(granted.len());
         for granted in granted {
             let (ledger, trail) = self.open_ledger(&granted);
-            let from = granted.committed.unwrap_or_default();
-            let suspicion = trail.suspicion(self.config.process, from, granted.end);
+            let from = granted.first_wanted();
+            let handed_to = from.unwrap_or_default();
+            let suspicion = trail.suspicion(self.config.process, handed_to, granted.end);
             let Granted {
                 partition,
-                committed,
                 end,
                 incarnation,
                 ..
@@ -210,7 +210,7 @@ impl<S: Source> Dispatcher<S> {
                 acknowledged_at: now,
                 end,
                 progress: Progress {
-                    watermark: committed,
+                    watermark: from,
                     since: now,
                     reported: false,
                 },
@@ -218,7 +218,7 @@ impl<S: Source> Dispatcher<S> {
                 told_to: trail.attempts.last().map_or(Offset::ZERO, |(last, _)| last.next()),
                 attempts: trail.attempts.into_iter().collect(),
                 suspicion,
-                handed_to: from,
+                handed_to,
                 open: true,
                 revision: 0,
             };
@@ -233,11 +233,7 @@ impl<S: Source> Dispatcher<S> {
                 let messages = VecDeque::new();
                 self.withheld.push(Withheld { epoch, messages });
             }
-            starts.push(Start {
-                partition,
-                epoch,
-                from: committed,
-            });
+            starts.push(Start { partition, epoch, from });
         }
         self.source.start(&starts);
         self.commit_open(now);
@@ -252,7 +248,7 @@ impl<S: Source> Dispatcher<S> {
     fn open_ledger(&self, granted: &Granted) -> (Ledger, Trail) {
         let partition = &granted.partition;
         self.observer.observe(Event::Assigned(partition, granted.committed));
-        let (mut ledger, mut told) = (Ledger::new(granted.committed), Trail::default());
+        let (mut ledger, mut told) = (Ledger::new(granted.first_wanted()), Trail::default());
         if let Some(committed) = granted.committed {
             match ack_map::decode(&granted.metadata, committed, granted.end) {
                 Ok(settled) => {

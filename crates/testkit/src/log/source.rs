@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use seriatim_engine::assignment::AssignmentEpoch;
 use seriatim_engine::budget::Flow;
+use seriatim_engine::growth::Growth;
 use seriatim_engine::record::Offset;
 use seriatim_runtime::message::OwnedMessage;
 use seriatim_runtime::ports::{
@@ -233,6 +234,8 @@ impl State {
             return Some(SourceEvent::Revoked(revoked));
         }
         let mut granted = Vec::new();
+        // Where new partitions wait for old ones, what is committed tells them apart.
+        let begin = (group.growth == Growth::Warn).then_some(Offset::ZERO);
         for (partition, held) in &mut group.members.get_mut(&id)?.held {
             if held.stage == Stage::Offered {
                 held.stage = Stage::Announced;
@@ -243,6 +246,7 @@ impl State {
                     metadata: committed
                         .map(|committed| committed.metadata.clone())
                         .unwrap_or_default(),
+                    begin,
                     end: None,
                     incarnation: None,
                 });

@@ -108,7 +108,7 @@ impl<S: Source> Client<S> {
         let starts: Vec<Start> = granted
             .into_iter()
             .map(|granted| {
-                let (partition, from) = (granted.partition.clone(), granted.committed);
+                let (partition, from) = (granted.partition.clone(), granted.first_wanted());
                 let epoch = self.epochs.open(partition.clone());
                 self.owned.insert(partition.clone(), epoch);
                 self.granted.insert(partition.clone(), granted);
