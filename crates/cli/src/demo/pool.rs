@@ -88,9 +88,9 @@ fn read(settings: SourceSettings, stop: &AtomicBool, runtime: &Runtime, work: &A
 
 fn starts(granted: Vec<Granted>, epochs: &mut Assignments<()>) -> Vec<Start> {
     let start = |granted: Granted| Start {
+        from: granted.first_wanted(),
         partition: granted.partition,
         epoch: epochs.open(()),
-        from: granted.first_wanted(),
     };
     granted.into_iter().map(start).collect()
 }
