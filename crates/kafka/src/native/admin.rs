@@ -27,6 +27,10 @@ use super::queue::{Queue, millis};
 use crate::groups::{Group, GroupCommit, GroupKind, GroupState, Member};
 use crate::range::Extent;
 
+/// Partitions that are asked about at a time. librdkafka looks each answer up among all questions
+/// (`rd_kafka_ListOffsets_response_merge`).
+const OFFSETS_AT_A_TIME: usize = 1_000;
+
 /// Room for librdkafka's words on an option that it does not take.
 const ERROR_TEXT_LEN: usize = 256;
 
@@ -145,7 +149,7 @@ impl<C: ClientContext> Admin<'_, C> {
         Ok(refused.collect())
     }
 
-    /// Where the logs of these partitions begin and end, in their order: two questions a broker, however many there are.
+    /// Where the logs of these partitions begin and end, in their order.
     pub(crate) fn extents(
         &self,
         partitions: &[PartitionId],
@@ -157,17 +161,27 @@ impl<C: ClientContext> Admin<'_, C> {
         Ok(extents.map(|(begin, end)| Ok((begin?, end?))).collect())
     }
 
-    /// The offsets that `at` stands for in the logs of these partitions, in their order: one question a broker. With
-    /// `committed_only` a log ends before the first transaction that is still open.
+    /// The offsets that `at` stands for in the logs of these partitions, in their order: one question a broker for many of
+    /// them. With `committed_only` a log ends before the first transaction that is still open.
     pub(crate) fn offsets(
         &self,
         partitions: &[PartitionId],
         at: Place,
         committed_only: bool,
     ) -> Result<Vec<Result<Offset, RDKafkaErrorCode>>, Notice> {
-        if partitions.is_empty() {
-            return Ok(Vec::new());
+        let mut offsets = Vec::with_capacity(partitions.len());
+        for partitions in partitions.chunks(OFFSETS_AT_A_TIME) {
+            offsets.extend(self.some_offsets(partitions, at, committed_only)?);
         }
+        Ok(offsets)
+    }
+
+    fn some_offsets(
+        &self,
+        partitions: &[PartitionId],
+        at: Place,
+        committed_only: bool,
+    ) -> Result<Vec<Result<Offset, RDKafkaErrorCode>>, Notice> {
         let places = list_of(partitions);
         for mut element in places.elements() {
             element.set_offset(at).expect("a place that librdkafka knows");
