@@ -257,19 +257,13 @@ impl KafkaSource {
         self.note_answered(assigned);
     }
 
-    /// Where a partition begins for which nothing is committed, as far as no offset is known.
+    /// Where a partition begins for which nothing is committed, as far as no offset is known. All that an added one has was
+    /// written while its topic was read.
     fn place_of(&self, partition: &PartitionId) -> Place {
         match self.start_at {
-            StartAt::Earliest => Place::Beginning,
-            StartAt::Latest if self.begins_at_first(partition) => Place::Beginning,
-            StartAt::Latest => Place::End,
+            StartAt::Latest if !self.sizes.is_added(partition) => Place::End,
+            StartAt::Latest | StartAt::Earliest => Place::Beginning,
         }
-    }
-
-    /// Whether a partition is begun at its first record although others are begun after their last: all that it has was
-    /// written while its topic was read.
-    fn begins_at_first(&self, partition: &PartitionId) -> bool {
-        self.start_at == StartAt::Latest && self.sizes.is_added(partition)
     }
 
     /// What of `commits` is still ours. The broker would take a commit for another's partition: the fence is ours.

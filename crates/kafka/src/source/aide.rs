@@ -250,7 +250,7 @@ fn look_behind(consumer: &Consumer, rules: &Rules, topic: &str, gate: &mut Gate)
             _ => unknown.push(granted),
         }
     }
-    for (granted, extent) in with_extents(consumer, unknown, ANSWER_TIMEOUT) {
+    for (granted, extent) in with_extents(consumer, unknown) {
         let Some((begin, end)) = extent else { continue };
         // Nothing is committed yet: what is unsettled begins where it is begun.
         let first = match rules.start_at {
@@ -277,7 +277,7 @@ fn tell_extents(
     let mut told: Vec<_> = others.into_iter().map(|granted| (granted, None)).collect();
     let deadline = Instant::now() + EXTENTS_WITHIN;
     while !unknown.is_empty() {
-        let answers = with_extents(consumer, unknown, ANSWER_TIMEOUT);
+        let answers = with_extents(consumer, unknown);
         let is_over = Instant::now() >= deadline;
         let (known, left): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(_, extent)| extent.is_some() || is_over);
         told.extend(known);
@@ -292,9 +292,9 @@ fn tell_extents(
     told
 }
 
-fn with_extents(consumer: &Consumer, granted: Vec<Granted>, timeout: Duration) -> Vec<(Granted, Option<Extent>)> {
+fn with_extents(consumer: &Consumer, granted: Vec<Granted>) -> Vec<(Granted, Option<Extent>)> {
     let partitions: Vec<_> = granted.iter().map(|granted| granted.partition.clone()).collect();
-    let extents = consumer.extents(&partitions, timeout);
+    let extents = consumer.extents(&partitions, ANSWER_TIMEOUT);
     granted.into_iter().zip(extents).collect()
 }
 
@@ -310,25 +310,17 @@ fn tell_begins(consumer: &Consumer, rules: &Rules, granted: &mut [(Granted, Opti
         (Growth::Warn, StartAt::Latest) => Place::End,
     };
     let granted = granted.iter_mut().map(|(granted, _)| granted);
-    let (fresh, partitions): (Vec<_>, Vec<_>) = granted
-        .filter(|granted| granted.committed.is_none())
-        .map(|granted| {
-            let partition = granted.partition.clone();
-            (granted, partition)
-        })
-        .unzip();
-    for (granted, begin) in fresh
-        .into_iter()
-        .zip(consumer.offsets(&partitions, place, BEGINS_WITHIN))
-    {
+    let fresh: Vec<_> = granted.filter(|granted| granted.committed.is_none()).collect();
+    let partitions: Vec<_> = fresh.iter().map(|granted| granted.partition.clone()).collect();
+    let begins = consumer.offsets(&partitions, place, BEGINS_WITHIN);
+    for (granted, begin) in fresh.into_iter().zip(begins) {
         granted.begin = begin;
     }
 }
 
 fn ends_of(consumer: &Consumer, partitions: Vec<(AssignmentEpoch, PartitionId)>) -> Vec<(AssignmentEpoch, Offset)> {
     let (epochs, partitions): (Vec<_>, Vec<_>) = partitions.into_iter().unzip();
-    let ends = epochs
-        .into_iter()
-        .zip(consumer.offsets(&partitions, Place::End, ANSWER_TIMEOUT));
+    let ends = consumer.offsets(&partitions, Place::End, ANSWER_TIMEOUT);
+    let ends = epochs.into_iter().zip(ends);
     ends.filter_map(|(epoch, end)| Some((epoch, end?))).collect()
 }

@@ -9,7 +9,7 @@ use seriatim_runtime::ports::{SourceEvent, SourceTrouble};
 
 use super::aide::{Errand, Finding, Found};
 use super::questions::{ASK_AGAIN_AFTER, ENDS_INTERVAL};
-use super::{ClientParts, KafkaSource};
+use super::{ClientParts, KafkaSource, StartAt};
 use crate::commit::Answer;
 use crate::native::client::{Protocol, list_of};
 use crate::native::event::{ClientEvent, Notice};
@@ -178,8 +178,11 @@ impl KafkaSource {
                     .filter_map(|(granted, extent)| Some((granted.partition.clone(), (*extent)?)))
                     .collect();
                 let mut granted: Vec<_> = granted.into_iter().map(|(granted, _)| granted).collect();
+                // The aide does not know which were added: those begin at their first record.
                 for granted in &mut granted {
-                    granted.begin = granted.begin.filter(|_| !self.begins_at_first(&granted.partition));
+                    if self.start_at == StartAt::Latest && self.sizes.is_added(&granted.partition) {
+                        granted.begin = None;
+                    }
                 }
                 let mut offered = Vec::new();
                 for granted in self.holdings.offer(ticket, granted) {
