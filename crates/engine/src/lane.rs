@@ -16,9 +16,14 @@ pub struct Queued<R> {
     pub offset: Offset,
     /// Attempts made so far.
     pub attempts: u32,
-    /// When the first attempt started; `None` before.
-    pub first_started: Option<Instant>,
+    /// The record behind it in its lane: a place in the worker's store.
+    pub(crate) next: u32,
+    /// The order of arrival at this worker, over all partitions.
+    pub(crate) sequence: u64,
 }
+
+/// No place.
+pub(crate) const NONE: u32 = u32::MAX;
 
 impl<R> Queued<R> {
     /// A record that has not been tried.
@@ -28,8 +33,14 @@ impl<R> Queued<R> {
             epoch,
             offset,
             attempts: 0,
-            first_started: None,
+            next: NONE,
+            sequence: 0,
         }
+    }
+
+    /// As one that has made so many attempts.
+    pub fn with_attempts(self, attempts: u32) -> Self {
+        Self { attempts, ..self }
     }
 }
 
@@ -63,6 +74,30 @@ pub(crate) struct Lane {
     /// The oldest record, and the newest: places in the worker's store of queued records.
     pub(crate) head: u32,
     pub(crate) tail: u32,
+    /// When the oldest record's first attempt started, and when one first failed.
+    pub(crate) first_started: Option<Instant>,
+    pub(crate) first_failed: Option<Instant>,
+}
+
+// As many of them as there are busy sessions: a line of the cache each.
+const _: () = assert!(size_of::<Lane>() <= 64);
+
+impl Lane {
+    pub(crate) fn new(session: SessionHash, state: LaneState, node: u32) -> Self {
+        Self {
+            session,
+            state,
+            head: node,
+            tail: node,
+            first_started: None,
+            first_failed: None,
+        }
+    }
+
+    pub(crate) fn set_head(&mut self, node: u32) {
+        self.head = node;
+        (self.first_started, self.first_failed) = (None, None);
+    }
 }
 
 /// What became of an attempt.

@@ -1,5 +1,7 @@
 //! All lanes of one worker.
 
+mod slab;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::hint::black_box;
@@ -8,19 +10,20 @@ use std::time::Instant;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+use self::slab::Slab;
 use crate::assignment::AssignmentEpoch;
-use crate::lane::{Fate, Lane, LaneId, LaneState, Outcome, Queued, Verdict};
+use crate::lane::{Fate, Lane, LaneId, LaneState, NONE, Outcome, Queued, Verdict};
 use crate::record::SessionHash;
 use crate::retry::Retry;
 
 /// The lanes of one worker: which session is busy, whose record may start next, whose waits for its retry.
 ///
-/// A lane and its queue take about 130 bytes beside the record; an idle session takes nothing.
+/// A lane takes 64 bytes and its place in the table, and each of its records 32 beside itself; an idle session takes nothing.
 #[derive(Debug)]
 pub struct Lanes<R> {
     by_session: HashTable<(SessionHash, LaneId)>,
     lanes: Slab<Lane>,
-    queue: Slab<Node<R>>,
+    queue: Slab<Queued<R>>,
     /// Lanes that are ready since their record came, oldest record first. An entry is void when the lane's oldest record is
     /// no longer that one.
     fresh: VecDeque<(u64, LaneId)>,
@@ -31,16 +34,6 @@ pub struct Lanes<R> {
     next_sequence: u64,
     retry: Retry,
 }
-
-#[derive(Debug)]
-struct Node<R> {
-    queued: Queued<R>,
-    /// The order of arrival at this worker, over all partitions.
-    sequence: u64,
-    next: u32,
-}
-
-const NONE: u32 = u32::MAX;
 
 /// Memory of this many lanes or records is kept when all are gone; what a burst took beyond it is given back.
 const RETAINED_MAX: usize = 16 * 1024;
@@ -103,23 +96,26 @@ impl<R> Lanes<R> {
                 }
             }
             Err(new) => {
-                self.lanes[new.0] = lane(session, LaneState::Ready, node);
+                self.lanes[new.0] = Lane::new(session, LaneState::Ready, node);
                 self.fresh.push_back((sequence, new));
                 None
             }
         }
     }
 
-    /// Opens a lane for a record that started at once in `slot`, before it had a lane, and did not end at once.
+    /// Opens a lane for a record that `started` at once in `slot`, before it had a lane, and did not end at once.
     ///
     /// # Panics
     /// When the session is busy: two of its records would run at a time.
-    pub fn open_running(&mut self, session: SessionHash, queued: Queued<R>, slot: u32) -> LaneId {
+    pub fn open_running(&mut self, session: SessionHash, queued: Queued<R>, slot: u32, started: Instant) -> LaneId {
         let (node, _) = self.push_node(queued);
         match self.entry(session) {
             Ok(_) => panic!("{session:?} has a record running already"),
             Err(new) => {
-                self.lanes[new.0] = lane(session, LaneState::Running { slot }, node);
+                self.lanes[new.0] = Lane {
+                    first_started: Some(started),
+                    ..Lane::new(session, LaneState::Running { slot }, node)
+                };
                 new
             }
         }
@@ -135,9 +131,8 @@ impl<R> Lanes<R> {
             }
             let lane = &mut self.lanes[id.0];
             lane.state = LaneState::Running { slot };
-            let queued = &mut self.queue[lane.head].queued;
-            queued.attempts += 1;
-            queued.first_started.get_or_insert(now);
+            lane.first_started.get_or_insert(now);
+            self.queue[lane.head].attempts += 1;
             return Some(id);
         }
         None
@@ -160,6 +155,21 @@ impl<R> Lanes<R> {
         }
     }
 
+    /// As [`touch`](Self::touch), of the record behind the oldest, which is next.
+    #[inline]
+    pub fn touch_next(&self, lane: LaneId) {
+        if let Some(next) = self.behind(lane) {
+            black_box(next.sequence);
+        }
+    }
+
+    /// The record behind the oldest of a lane, if the lane is there and has one.
+    #[inline]
+    pub fn behind(&self, lane: LaneId) -> Option<&Queued<R>> {
+        let lane = self.lanes.get(lane.0)?;
+        self.queue.get(self.queue[lane.head].next)
+    }
+
     /// As [`touch`](Self::touch), for what [`is_busy`](Self::is_busy) will want.
     #[inline]
     pub fn touch_session(&self, session: SessionHash) {
@@ -168,17 +178,22 @@ impl<R> Lanes<R> {
 
     /// The oldest record of a lane.
     pub fn head(&self, lane: LaneId) -> &Queued<R> {
-        &self.queue[self.lanes[lane.0].head].queued
+        &self.queue[self.lanes[lane.0].head]
     }
 
     /// As [`head`](Self::head), to change.
     pub fn head_mut(&mut self, lane: LaneId) -> &mut Queued<R> {
-        &mut self.queue[self.lanes[lane.0].head].queued
+        &mut self.queue[self.lanes[lane.0].head]
     }
 
     /// The session of a lane.
     pub fn session(&self, lane: LaneId) -> SessionHash {
         self.lanes[lane.0].session
+    }
+
+    /// When an attempt of the oldest record first failed here, if one has.
+    pub fn first_failed(&self, lane: LaneId) -> Option<Instant> {
+        self.lanes[lane.0].first_failed
     }
 
     /// Whether a newer record waits behind the oldest.
@@ -193,12 +208,15 @@ impl<R> Lanes<R> {
     /// # Panics
     /// When nothing runs in the lane.
     pub fn finish(&mut self, lane: LaneId, outcome: Outcome, now: Instant) -> Verdict {
-        let entry = &self.lanes[lane.0];
+        let entry = &mut self.lanes[lane.0];
         assert!(
             matches!(entry.state, LaneState::Running { .. }),
             "{:?} reports an outcome, but nothing of it runs",
             entry.session
         );
+        if let Outcome::Transient(_) | Outcome::Permanent = outcome {
+            entry.first_failed.get_or_insert(now);
+        }
         match outcome {
             Outcome::Handled | Outcome::DeadLettered => {
                 self.advance(lane);
@@ -255,12 +273,12 @@ impl<R> Lanes<R> {
         let mut node = first;
         while node != NONE {
             let next = self.queue[node].next;
-            let keep = !leaves(self.queue[node].queued.epoch) || (running && node == first);
+            let keep = !leaves(self.queue[node].epoch) || (running && node == first);
             if keep {
                 previous = node;
             } else {
                 match previous {
-                    NONE => self.lanes[id.0].head = next,
+                    NONE => self.lanes[id.0].set_head(next),
                     previous => self.queue[previous].next = next,
                 }
                 self.queue.remove(node);
@@ -280,7 +298,7 @@ impl<R> Lanes<R> {
 
     fn next_attempt(&self, lane: LaneId, delay: Option<std::time::Duration>, now: Instant) -> Option<Instant> {
         let (session, queued) = (self.session(lane), self.head(lane));
-        let first = queued.first_started.unwrap_or(now);
+        let first = self.lanes[lane.0].first_started.unwrap_or(now);
         match delay {
             None => self.retry.next(queued.attempts, first, now, session, queued.offset),
             Some(delay) => self
@@ -322,7 +340,7 @@ impl<R> Lanes<R> {
         if next == NONE {
             self.evict(id);
         } else {
-            lane.head = next;
+            lane.set_head(next);
             self.make_ready(id);
         }
     }
@@ -367,7 +385,7 @@ impl<R> Lanes<R> {
         match entry {
             Entry::Occupied(entry) => Ok(entry.get().1),
             Entry::Vacant(entry) => {
-                let id = LaneId(self.lanes.insert(lane(session, LaneState::Ready, NONE)));
+                let id = LaneId(self.lanes.insert(Lane::new(session, LaneState::Ready, NONE)));
                 entry.insert((session, id));
                 Err(id)
             }
@@ -377,76 +395,12 @@ impl<R> Lanes<R> {
     fn push_node(&mut self, queued: Queued<R>) -> (u32, u64) {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let node = Node {
-            queued,
+        let node = Queued {
             sequence,
             next: NONE,
+            ..queued
         };
         (self.queue.insert(node), sequence)
-    }
-}
-
-fn lane(session: SessionHash, state: LaneState, node: u32) -> Lane {
-    Lane {
-        session,
-        state,
-        head: node,
-        tail: node,
-    }
-}
-
-/// A vector whose places are reused.
-#[derive(Debug)]
-struct Slab<T> {
-    places: Vec<Option<T>>,
-    free: Vec<u32>,
-}
-
-impl<T> Slab<T> {
-    const fn new() -> Self {
-        Self {
-            places: Vec::new(),
-            free: Vec::new(),
-        }
-    }
-
-    fn insert(&mut self, item: T) -> u32 {
-        match self.free.pop() {
-            Some(place) => {
-                self.places[place as usize] = Some(item);
-                place
-            }
-            None => {
-                self.places.push(Some(item));
-                u32::try_from(self.places.len() - 1).expect("fewer than 2^32 records are held")
-            }
-        }
-    }
-
-    fn remove(&mut self, place: u32) -> T {
-        let item = self.places[place as usize].take().expect("the place is taken");
-        self.free.push(place);
-        item
-    }
-
-    fn get(&self, place: u32) -> Option<&T> {
-        self.places.get(place as usize)?.as_ref()
-    }
-}
-
-impl<T> std::ops::Index<u32> for Slab<T> {
-    type Output = T;
-
-    #[inline]
-    fn index(&self, place: u32) -> &T {
-        self.places[place as usize].as_ref().expect("the place is taken")
-    }
-}
-
-impl<T> std::ops::IndexMut<u32> for Slab<T> {
-    #[inline]
-    fn index_mut(&mut self, place: u32) -> &mut T {
-        self.places[place as usize].as_mut().expect("the place is taken")
     }
 }
 

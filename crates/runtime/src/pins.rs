@@ -3,8 +3,8 @@
 //! Records of one batch lie in one chunk, which is freed as a whole: the first record that waits pins all of it, and the
 //! others add nothing.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Memory of the client's that waiting records may pin, in bytes per worker; past it a record is copied out. Enough for
 /// some ten thousand small records.
@@ -13,41 +13,38 @@ const PINNED_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// What one worker's records pin.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    bytes: Rc<Cell<usize>>,
+    bytes: Arc<AtomicUsize>,
 }
 
-/// A pinned chunk, until its last clone is dropped.
-#[derive(Clone, Debug)]
-pub(crate) struct Pin(#[expect(dead_code, reason = "held, not read")] Rc<Pinned>);
-
+/// Counts a chunk as pinned while it lives: the chunk keeps it, so it is told by whatever holds the chunk.
 #[derive(Debug)]
-struct Pinned {
+pub(crate) struct Pinned {
     bytes: usize,
-    all: Rc<Cell<usize>>,
+    all: Arc<AtomicUsize>,
 }
 
 impl Pins {
     /// Whether another chunk may be pinned.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.bytes.get() < PINNED_BYTES_MAX
+        self.bytes.load(Ordering::Relaxed) < PINNED_BYTES_MAX
     }
 
     /// Pins a chunk of so many bytes, if there is room.
-    pub(crate) fn pin(&self, bytes: usize) -> Option<Pin> {
+    pub(crate) fn pin(&self, bytes: usize) -> Option<Pinned> {
         self.has_room().then(|| {
-            self.bytes.set(self.bytes.get() + bytes);
-            Pin(Rc::new(Pinned {
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            Pinned {
                 bytes,
-                all: Rc::clone(&self.bytes),
-            }))
+                all: Arc::clone(&self.bytes),
+            }
         })
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.all.set(self.all.get() - self.bytes);
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -56,18 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_counts_once_and_until_its_last_holder_is_gone() {
+    fn a_chunk_counts_as_long_as_it_lives() {
         let pins = Pins::default();
         let chunk = pins.pin(PINNED_BYTES_MAX - 1).expect("nothing is pinned");
-        let holders = [chunk.clone(), chunk];
-        let another = pins.pin(1).expect("holders of one chunk add nothing");
+        let another = pins.pin(1).expect("the limit is not reached");
         assert!(pins.pin(1).is_none());
-        let [first, second] = holders;
-        drop(first);
-        assert!(pins.pin(1).is_none(), "one holder is left");
-        drop(second);
+        drop(chunk);
         assert!(pins.pin(1).is_some());
         drop(another);
-        assert_eq!(pins.bytes.get(), 0);
+        assert_eq!(pins.bytes.load(Ordering::Relaxed), 0);
     }
 }

@@ -1,52 +1,61 @@
 //! The record that a handler gets.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use seriatim_engine::record::{Offset, PartitionId, RecordId};
 
 use crate::message::{Header, Message, OwnedMessage, Timestamp};
+use crate::pins::{Pinned, Pins};
 
 /// One Kafka record: partition, offset, key, value, headers, time.
 ///
 /// Cloning is cheap (a reference count). A record that is handled without waiting is read where the client put it; one
 /// that has to wait is copied out first, so that it does not pin the client's fetch buffer.
 #[derive(Clone)]
-pub struct Record {
-    chunk: Arc<dyn Chunk>,
-    index: u32,
+pub struct Record(Place);
+
+#[derive(Clone)]
+enum Place {
+    /// In the client's memory.
+    Shared {
+        chunk: Arc<dyn Chunk>,
+        index: u32,
+    },
+    Own(OwnedMessage),
 }
 
 /// Messages that share one allocation and are freed together.
 trait Chunk: Send + Sync {
     fn message(&self, index: usize) -> &dyn Message;
     /// See [`Message::prefetch`].
-    fn prefetch(&self, _next: usize) {}
+    fn prefetch(&self, next: usize);
+    /// Where it is kept that the chunk counts as pinned.
+    fn pinned(&self) -> &OnceLock<Pinned>;
 }
 
-struct Messages<M: Message>(Vec<M>);
+struct Messages<M: Message> {
+    messages: Vec<M>,
+    pinned: OnceLock<Pinned>,
+}
 
 impl<M: Message> Chunk for Messages<M> {
     fn message(&self, index: usize) -> &dyn Message {
-        &self.0[index]
+        &self.messages[index]
     }
 
     fn prefetch(&self, next: usize) {
-        M::prefetch(&self.0, next);
+        M::prefetch(&self.messages, next);
+    }
+
+    fn pinned(&self) -> &OnceLock<Pinned> {
+        &self.pinned
     }
 }
 
 impl<M: Message> Drop for Messages<M> {
     fn drop(&mut self) {
-        M::free(std::mem::take(&mut self.0));
-    }
-}
-
-struct Single(OwnedMessage);
-
-impl Chunk for Single {
-    fn message(&self, _index: usize) -> &dyn Message {
-        &self.0
+        M::free(std::mem::take(&mut self.messages));
     }
 }
 
@@ -55,7 +64,10 @@ pub(crate) struct Shared(Arc<dyn Chunk>);
 
 impl Shared {
     pub(crate) fn new<M: Message>(messages: Vec<M>) -> Self {
-        Self(Arc::new(Messages(messages)))
+        Self(Arc::new(Messages {
+            messages,
+            pinned: OnceLock::new(),
+        }))
     }
 
     /// See [`Message::prefetch`].
@@ -63,13 +75,26 @@ impl Shared {
         self.0.prefetch(next);
     }
 
+    /// Whether records may wait in the client's memory.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.0.pinned().get().is_some()
+    }
+
+    /// Pins the chunk, which is of so many bytes, if there is room. Returns whether it is pinned.
+    pub(crate) fn pin(&self, bytes: usize, pins: &Pins) -> bool {
+        self.is_pinned()
+            || pins
+                .pin(bytes)
+                .is_some_and(|pinned| self.0.pinned().set(pinned).is_ok())
+    }
+
     /// The record at `index`, in the client's memory.
     #[inline]
     pub(crate) fn record(&self, index: usize) -> Record {
-        Record {
+        Record(Place::Shared {
             chunk: Arc::clone(&self.0),
             index: index as u32,
-        }
+        })
     }
 
     /// The record at `index`, copied out of the client's memory.
@@ -80,21 +105,24 @@ impl Shared {
 
 impl From<OwnedMessage> for Record {
     fn from(message: OwnedMessage) -> Self {
-        Self {
-            chunk: Arc::new(Single(message)),
-            index: 0,
-        }
+        Self(Place::Own(message))
     }
 }
 
 impl Record {
     /// A copy with memory of its own, which pins no fetch buffer: for records that a handler keeps.
     pub fn detached(&self) -> Record {
-        Record::from(OwnedMessage::copied(self.message()))
+        match &self.0 {
+            Place::Shared { .. } => Record::from(OwnedMessage::copied(self.message())),
+            Place::Own(_) => self.clone(),
+        }
     }
 
     pub(crate) fn message(&self) -> &dyn Message {
-        self.chunk.message(self.index as usize)
+        match &self.0 {
+            Place::Shared { chunk, index } => chunk.message(*index as usize),
+            Place::Own(message) => message,
+        }
     }
 
     /// The topic's name.
@@ -169,6 +197,14 @@ impl Record {
             .filter(|header| header.name == name.as_bytes())
             .last()
             .and_then(|header| header.value)
+    }
+
+    /// Reads what a handler will want first, where it is no longer near.
+    #[inline]
+    pub(crate) fn touch(&self) {
+        if let Place::Own(message) = &self.0 {
+            message.touch();
+        }
     }
 
     pub(crate) fn raw_offset(&self) -> Offset {

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use seriatim_engine::lane::Queued;
 use seriatim_engine::lanes::Lanes;
 use seriatim_engine::order::{OrderChecker, Violation};
 use seriatim_engine::retry::Retry;
@@ -22,7 +23,7 @@ use crate::context::Context;
 use crate::lease::Lease;
 use crate::letter::Letters;
 use crate::mail::{Failed, Link, Settled, ToWorker, Unstartable};
-use crate::pins::{Pin, Pins};
+use crate::pins::Pins;
 use crate::ports::{Event, Observer};
 use crate::record::Record;
 use crate::slots::{Handled, Slots};
@@ -53,12 +54,12 @@ const ABANDONED_RECHECK: Duration = Duration::from_millis(10);
 /// A record in a lane.
 struct Work {
     record: Record,
-    /// When it lies in the client's memory.
-    pin: Option<Pin>,
     bytes: u32,
     unstartable: Option<Unstartable>,
-    first_failure: Option<Instant>,
 }
+
+// A million of them may wait: a line of the cache each, beside the record's own memory.
+const _: () = assert!(size_of::<Queued<Work>>() <= 64);
 
 /// When to step a worker again, unless it is woken before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,8 +29,17 @@ where
         let mut woken = std::mem::take(&mut self.woken);
         self.slots.take_woken(&mut woken);
         for group in woken.chunks(TOUCHED_TOGETHER) {
-            let lanes = group.iter().filter_map(|slot| self.slots.touch(*slot));
-            lanes.for_each(|lane| self.lanes.touch(lane));
+            let mut lanes = [None; TOUCHED_TOGETHER];
+            for (lane, slot) in lanes.iter_mut().zip(group) {
+                *lane = self.slots.touch(*slot);
+            }
+            // Each look needs what the one before it has read.
+            let lanes = || lanes.iter().copied().flatten();
+            lanes().for_each(|lane| self.lanes.touch(lane));
+            lanes().for_each(|lane| self.lanes.touch_next(lane));
+            for next in lanes().filter_map(|lane| self.lanes.behind(lane)) {
+                next.record.record.touch();
+            }
             for slot in group {
                 if let Some(progress) = self.slots.poll(*slot) {
                     self.conclude(*slot, progress, now);
@@ -142,8 +151,6 @@ where
             }
             FailureClass::Transient => Outcome::Transient(failure.delay()),
         };
-        let head = self.lanes.head_mut(seat.lane);
-        let first_failure = *head.record.first_failure.get_or_insert(now);
         match self.lanes.finish(seat.lane, outcome, now) {
             Verdict::RetryAt(until) => {
                 self.note_failed(seat);
@@ -166,6 +173,7 @@ where
                     Fate::Permanent => DeadLetterReason::Permanent,
                     Fate::Exhausted => DeadLetterReason::Exhausted,
                 };
+                let first_failure = self.lanes.first_failed(seat.lane).unwrap_or(now);
                 let head = self.lanes.head(seat.lane);
                 let (record, attempts) = (head.record.record.clone(), head.attempts);
                 let publication = self
@@ -194,10 +202,7 @@ where
     /// A record that waits for its next attempt may wait long: it is copied out of the client's memory.
     fn unpin(&mut self, lane: LaneId) {
         let work = &mut self.lanes.head_mut(lane).record;
-        if work.pin.is_some() {
-            work.record = work.record.detached();
-            work.pin = None;
-        }
+        work.record = work.record.detached();
     }
 
     fn drop_unsettled(&mut self, slot: u32, seat: Seat, now: Instant) {

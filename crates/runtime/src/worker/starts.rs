@@ -11,7 +11,6 @@ use seriatim_engine::record::{Offset, SessionHash};
 use super::{Work, Worker, report_violation};
 use crate::context::Context;
 use crate::mail::{Batch, Entry, Settled, ToWorker, Unstartable};
-use crate::pins::{Pin, Pins};
 use crate::record::Record;
 use crate::slots::{Handled, Seat, Tenant};
 
@@ -25,8 +24,6 @@ pub(super) struct Current {
     batch: Batch,
     /// The first record that has not been looked at.
     next: usize,
-    /// Its chunk, once a record of it waits.
-    pin: Option<Pin>,
 }
 
 /// How many records ahead it is asked whether their sessions are busy, so that the answer is near when it is needed.
@@ -111,11 +108,7 @@ where
             }
             match self.mail.pop_front() {
                 Some(ToWorker::Records(batch)) => {
-                    self.current = Some(Current {
-                        batch,
-                        next: 0,
-                        pin: None,
-                    });
+                    self.current = Some(Current { batch, next: 0 });
                 }
                 Some(ToWorker::Closed(epoch)) => self.close(epoch),
                 Some(ToWorker::Revoke(_) | ToWorker::Cancel(_) | ToWorker::Renewed | ToWorker::Stop) => {
@@ -148,9 +141,9 @@ where
                 || self.slots.held() >= self.config.in_flight_max
                 || self.lanes.has_ready();
             if must_wait {
-                self.enqueue(&mut current, index, entry);
+                self.enqueue(&current.batch, index, entry);
             } else {
-                self.start_at_once(&mut current, index, entry, now);
+                self.start_at_once(&current.batch, index, entry, now);
             }
         }
         *starts -= until - from;
@@ -163,17 +156,13 @@ where
         }
     }
 
-    fn enqueue(&mut self, current: &mut Current, index: usize, entry: Entry) {
-        let pin = current.pin(&self.pins);
-        let record = match &pin {
-            Some(_) => current.batch.shared.record(index),
-            None => current.batch.shared.copy(index),
+    fn enqueue(&mut self, batch: &Batch, index: usize, entry: Entry) {
+        let Batch { shared, bytes, .. } = batch;
+        let record = match shared.pin(*bytes, &self.pins) {
+            true => shared.record(index),
+            false => shared.copy(index),
         };
-        let work = Work::new(record, pin, entry);
-        let queued = Queued {
-            attempts: self.failed_before(entry),
-            ..Queued::new(work, entry.epoch, entry.offset)
-        };
+        let queued = Work::queued(record, entry, self.failed_before(entry));
         if let Some(slot) = self.lanes.enqueue(entry.session, queued) {
             self.slots.newer_waits(slot);
         }
@@ -181,11 +170,11 @@ where
 
     /// The short way: a record of an idle session whose handler does not wait needs no lane, no copy, no allocation.
     #[inline]
-    fn start_at_once(&mut self, current: &mut Current, index: usize, entry: Entry, now: Instant) {
+    fn start_at_once(&mut self, batch: &Batch, index: usize, entry: Entry, now: Instant) {
         let slot = self.slots.vacant();
         let deadline = self.deadline(now);
-        let shared = &current.batch.shared;
-        let (record, kept) = if current.pin.is_some() || self.pins.has_room() {
+        let Batch { shared, bytes, .. } = batch;
+        let (record, kept) = if shared.is_pinned() || self.pins.has_room() {
             (shared.record(index), None)
         } else {
             let copy = shared.copy(index);
@@ -204,19 +193,12 @@ where
             Settled::push(&mut self.settled, entry.epoch, entry.offset, entry.bytes);
             return;
         }
-        let work = match kept {
-            Some(copy) => Work::new(copy, None, entry),
-            None => {
-                let pin = current.pin(&self.pins);
-                Work::new(current.batch.shared.record(index), pin, entry)
-            }
-        };
-        let queued = Queued {
-            attempts: attempt,
-            first_started: Some(now),
-            ..Queued::new(work, entry.epoch, entry.offset)
-        };
-        let lane = self.lanes.open_running(entry.session, queued, slot);
+        let record = kept.unwrap_or_else(|| {
+            shared.pin(*bytes, &self.pins);
+            shared.record(index)
+        });
+        let queued = Work::queued(record, entry, attempt);
+        let lane = self.lanes.open_running(entry.session, queued, slot, now);
         let seat = Seat {
             lane,
             epoch: entry.epoch,
@@ -256,24 +238,13 @@ where
     }
 }
 
-impl Current {
-    /// A hold of the chunk, if there is room for one.
-    fn pin(&mut self, pins: &Pins) -> Option<Pin> {
-        if self.pin.is_none() {
-            self.pin = pins.pin(self.batch.bytes);
-        }
-        self.pin.clone()
-    }
-}
-
 impl Work {
-    fn new(record: Record, pin: Option<Pin>, entry: Entry) -> Self {
-        Self {
+    fn queued(record: Record, entry: Entry, attempts: u32) -> Queued<Self> {
+        let work = Self {
             record,
-            pin,
             bytes: entry.bytes,
             unstartable: entry.unstartable,
-            first_failure: None,
-        }
+        };
+        Queued::new(work, entry.epoch, entry.offset).with_attempts(attempts)
     }
 }
