@@ -164,6 +164,30 @@ fn twenty_thousand_records_settle_in_order() {
 }
 
 #[test]
+fn a_fresh_group_opens_all_its_periods_by_one_commit() {
+    const PARTITIONS: i32 = 50;
+    let bench = Bench::new(PARTITIONS);
+    bench.produce(0..1_000, 200);
+    let running = bench.start(0);
+    assert!(
+        bench.log.wait_until_committed(GROUP, TOPIC, PATIENCE),
+        "not all is committed"
+    );
+    running.stop();
+    wait_for_end(running);
+    let entries = bench.history.entries();
+    let before_any_start = entries
+        .iter()
+        .map(|entry| &entry.what)
+        .take_while(|what| !matches!(what, What::Start { .. }));
+    let sent_together = before_any_start
+        .skip_while(|what| !matches!(what, What::CommitSent(..)))
+        .take_while(|what| matches!(what, What::CommitSent(..)))
+        .count();
+    assert_eq!(sent_together, PARTITIONS as usize);
+}
+
+#[test]
 fn a_stop_finishes_what_runs_and_nothing_is_repeated() {
     let bench = Bench::new(3);
     bench.produce(0..5_000, 100);
