@@ -72,10 +72,9 @@ impl Timestamp {
 }
 
 /// A message with memory of its own: one allocation, which clones share.
-///
-/// Records that wait are kept like this, a million of them perhaps, so it is packed by hand: a [head](word) of a few numbers,
-/// then the end of each part, then the parts themselves, one behind the other. Parts are topic, key and value, and each header's
-/// name and value.
+// Records that wait are kept like this, a million of them perhaps, so it is packed by hand: a head of a few numbers (`word`),
+// then the end of each part, then the parts themselves, one behind the other. Parts are topic, key and value, and each header's
+// name and value.
 #[derive(Clone)]
 pub struct OwnedMessage(Arc<[u8]>);
 
