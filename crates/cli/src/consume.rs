@@ -194,6 +194,14 @@ pub(crate) fn read_error(error: ReadError) -> anyhow::Error {
     }
 }
 
+/// As [`read_error`], where a topic that is not there is nothing to find.
+pub(crate) fn topic_error(error: ReadError) -> anyhow::Error {
+    match error {
+        ReadError::UnknownTopic { .. } => Exit::NothingMatched.error(error.to_string()),
+        other => read_error(other),
+    }
+}
+
 /// Whether nobody reads our output any more.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 use seriatim_kafka::groups::{Group, Groups};
-use seriatim_kafka::reader::ReadError;
 
 use crate::connection::Connection;
-use crate::consume::{is_broken_pipe, read_error};
+use crate::consume::{is_broken_pipe, topic_error};
 use crate::exit::Exit;
 use crate::logging::Verbosity;
 
@@ -78,8 +77,8 @@ impl Common {
     /// A client whose brokers have answered.
     fn connect(&self) -> anyhow::Result<Groups> {
         let properties = self.connection.properties()?;
-        let groups = Groups::connect(self.connection.brokers(), &properties).map_err(group_error)?;
-        groups.reach(REACH_TIMEOUT).map_err(group_error)?;
+        let groups = Groups::connect(self.connection.brokers(), &properties).map_err(topic_error)?;
+        groups.reach(REACH_TIMEOUT).map_err(topic_error)?;
         Ok(groups)
     }
 
@@ -97,18 +96,10 @@ impl Common {
 
 /// The group, which must be there.
 fn existing(groups: &Groups, name: &str) -> anyhow::Result<Group> {
-    let group = groups.describe(name).map_err(group_error)?;
+    let group = groups.describe(name).map_err(topic_error)?;
     group.ok_or_else(|| {
         Exit::NothingMatched.error(format!(
             "group {name} does not exist; `seriatim group ls` shows those that do"
         ))
     })
-}
-
-/// An error of the client, with its exit code.
-fn group_error(error: ReadError) -> anyhow::Error {
-    match error {
-        ReadError::UnknownTopic { .. } => Exit::NothingMatched.error(error.to_string()),
-        other => read_error(other),
-    }
 }

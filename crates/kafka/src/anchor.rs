@@ -1,20 +1,19 @@
 //! What benchmarks need of the client beside Seriatim: the loop that most programs have, to measure against with the
-//! same settings, a loader that fills topics fast, and where a topic's partitions begin and end. Nothing else uses this.
+//! same settings, and a loader that fills topics fast. Nothing else uses this.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rdkafka::client::ClientContext;
-use rdkafka::config::{FromClientConfig, RDKafkaLogLevel};
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{CommitMode, Consumer, ConsumerContext, StreamConsumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message;
-use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use rdkafka::types::RDKafkaRespErr;
 
 use crate::config::{self, ConfigError, Properties};
 
@@ -31,12 +30,6 @@ pub enum AnchorError {
         doing: &'static str,
         /// The client's words.
         reason: String,
-    },
-    /// There is no such topic.
-    #[error("topic {topic} does not exist; create it, or correct the name")]
-    UnknownTopic {
-        /// The topic.
-        topic: String,
     },
 }
 
@@ -93,43 +86,11 @@ pub async fn stream(
         .map_err(failed("committing"))
 }
 
-/// Enough to reach every partition.
-const WARM_UP_RECORDS: u32 = 1_000;
-
 /// How long the cluster may take to say what it has.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// By partition: the first offset, and the one after the last.
-///
-/// # Errors
-/// When there is no such topic, or the cluster cannot be asked.
-pub fn offsets(brokers: &str, topic: &str, properties: &Properties) -> Result<Vec<Range<i64>>, AnchorError> {
-    let config = config::producer_config(brokers, properties)?;
-    let producer: BaseProducer = BaseProducer::from_config(&config).map_err(failed("making a client"))?;
-    let client = producer.client();
-    let metadata = client
-        .fetch_metadata(Some(topic), METADATA_TIMEOUT)
-        .map_err(failed("asking for the topic"))?;
-    let found = metadata.topics().iter().find(|found| found.name() == topic);
-    let partitions = match found.map(|found| (found.error(), found.partitions().len())) {
-        Some((None, partitions @ 1..)) => partitions as i32,
-        Some((None, 0)) | Some((Some(RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART), _)) | None => {
-            return Err(AnchorError::UnknownTopic {
-                topic: topic.to_owned(),
-            });
-        }
-        Some((Some(error), _)) => {
-            return Err(failed("asking for the topic")(KafkaError::MetadataFetch(error.into())));
-        }
-    };
-    let range = |partition| {
-        let (first, end) = client
-            .fetch_watermarks(topic, partition, METADATA_TIMEOUT)
-            .map_err(failed("asking for a partition's end"))?;
-        Ok(first..end)
-    };
-    (0..partitions).map(range).collect()
-}
+/// Enough to reach every partition.
+const WARM_UP_RECORDS: u32 = 1_000;
 
 /// Writes records as fast as the cluster takes them: idempotent, pipelined, partitioned by Java's murmur2 of the key.
 pub struct Loader {

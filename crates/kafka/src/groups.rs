@@ -250,10 +250,7 @@ impl Groups {
         let told = self.reader.admin().extents(partitions, committed_only);
         let told = told.map_err(|notice| self.explain(doing, notice))?;
         let extent = |(partition, told): (&PartitionId, Result<(Offset, Offset), Code>)| match told {
-            Ok((begin, end)) => Ok(Extent {
-                partition: partition.clone(),
-                offsets: begin.get()..end.get(),
-            }),
+            Ok(told) => Ok(Extent::of((partition.clone(), told))),
             Err(code) => Err(ReadError::Failed {
                 doing,
                 reason: code.to_string(),

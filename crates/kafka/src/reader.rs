@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
@@ -30,6 +31,9 @@ use crate::trouble::{LastFailure, Meaning, Reported, meaning_of, undecodable};
 /// How long the cluster may take to answer a question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often a log whose leader is moving is asked for again.
+const LEADER_INTERVAL: Duration = Duration::from_millis(100);
+
 /// How long the client may take to tell why it reaches no broker, once it has said that it does not.
 const REASON_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -52,6 +56,16 @@ pub struct Extent {
     pub partition: PartitionId,
     /// The first offset, and the one after the last.
     pub offsets: Range<i64>,
+}
+
+impl Extent {
+    /// As it was told: the first offset, and the one after the last.
+    pub(crate) fn of((partition, (begin, end)): (PartitionId, (Offset, Offset))) -> Self {
+        Self {
+            partition,
+            offsets: begin.get()..end.get(),
+        }
+    }
 }
 
 /// Where to begin in a partition. What lies outside its log begins at the nearer of its ends.
@@ -143,8 +157,18 @@ impl LogReader {
     /// # Errors
     /// When there is no such topic, or the cluster cannot be asked.
     pub fn extents(&self, topic: &str) -> Result<Vec<Extent>, ReadError> {
+        let doing = "asking where the log begins and ends";
         let partitions = self.partitions(topic)?;
-        partitions.into_iter().map(|partition| self.extent(partition)).collect()
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        loop {
+            let told = self.admin().extents(&partitions, self.reads_committed_only());
+            let told = told.map_err(|notice| self.explain_code(doing, Some(notice.code), notice.text))?;
+            match told.into_iter().collect::<Result<Vec<_>, _>>() {
+                Ok(told) => return Ok(partitions.into_iter().zip(told).map(Extent::of).collect()),
+                Err(code) if is_leader_moving(code) && Instant::now() < deadline => thread::sleep(LEADER_INTERVAL),
+                Err(code) => return Err(self.explain_code(doing, Some(code), code.to_string())),
+            }
+        }
     }
 
     /// The partitions of `topic`, in order. Blocks.
@@ -173,17 +197,6 @@ impl LogReader {
         let mut partitions: Vec<_> = ids.map(|id| PartitionId::new(Arc::clone(&topic), id)).collect();
         partitions.sort_unstable();
         Ok(partitions)
-    }
-
-    fn extent(&self, partition: PartitionId) -> Result<Extent, ReadError> {
-        let (first, end) = self
-            .client
-            .fetch_watermarks(partition.topic(), partition.number(), ANSWER_TIMEOUT)
-            .map_err(|error| self.explain("asking for a partition's end", &error))?;
-        Ok(Extent {
-            partition,
-            offsets: first..end,
-        })
     }
 
     /// The offset that `from` stands for in each of `extents`. Blocks.
@@ -402,6 +415,14 @@ impl LogRecords {
             reason,
         })
     }
+}
+
+fn is_leader_moving(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(
+        code,
+        Code::LeaderNotAvailable | Code::NotLeaderForPartition | Code::FencedLeaderEpoch | Code::UnknownLeaderEpoch
+    )
 }
 
 fn unknown(topic: &str) -> ReadError {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use serde::Serialize;
-use seriatim::kafka::anchor::{self, AnchorError};
+use seriatim::kafka::reader::LogReader;
 use seriatim::prelude::*;
 use seriatim::runtime::ports::{Event, Observer};
 
@@ -16,6 +16,7 @@ use super::ours::runtime;
 use super::times::{Distribution, Times};
 use super::workload::mix;
 use super::{Connection, Format};
+use crate::consume::topic_error;
 use crate::exit::Exit;
 use crate::units::{duration, grouped};
 
@@ -107,10 +108,12 @@ pub fn run(args: &Args, connection: &Connection, format: Format) -> anyhow::Resu
         return Err(Exit::Usage.error("no broker is named: say `-b HOST:PORT`, e.g. `-b localhost:9092`"));
     };
     let properties = properties(&connection.properties)?;
-    let ranges = anchor::offsets(brokers, &topic, &properties).map_err(explained)?;
-    let ends: Vec<Option<i64>> = ranges
+    let reader = LogReader::connect(brokers, None, &properties).map_err(topic_error)?;
+    let ends: Vec<Option<i64>> = reader
+        .extents(&topic)
+        .map_err(topic_error)?
         .iter()
-        .map(|range| (!range.is_empty()).then_some(range.end))
+        .map(|extent| (!extent.offsets.is_empty()).then_some(extent.offsets.end))
         .collect();
     if ends.iter().all(Option::is_none) {
         return Err(Exit::NothingMatched.error(format!("topic {topic} holds no record")));
@@ -127,14 +130,6 @@ pub fn run(args: &Args, connection: &Connection, format: Format) -> anyhow::Resu
     } else {
         Exit::Violation
     })
-}
-
-fn explained(error: AnchorError) -> anyhow::Error {
-    match error {
-        AnchorError::Config(error) => Exit::BadConfiguration.error(error.to_string()),
-        AnchorError::UnknownTopic { .. } => Exit::NothingMatched.error(error.to_string()),
-        AnchorError::Client { .. } => Exit::Unreachable.error(error.to_string()),
-    }
 }
 
 async fn measure(args: &Args, topic: String, cluster: Cluster, watch: Watch) -> anyhow::Result<Report> {

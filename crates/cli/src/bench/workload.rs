@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
-use seriatim::kafka::anchor::{self, AnchorError, Loader};
+use seriatim::kafka::anchor::Loader;
 use seriatim::kafka::config::Properties;
 use seriatim::kafka::producer::partition_of;
+use seriatim::kafka::reader::{LogReader, ReadError};
 use seriatim_testkit::broker::Cluster;
 
 /// Partitions of a topic, unless a row is about them.
@@ -145,15 +146,17 @@ impl Workload {
     /// Makes the topic and fills it, unless an earlier run has; returns where each partition ends.
     pub fn load(&self, cluster: &Cluster, properties: &Properties) -> anyhow::Result<Vec<i64>> {
         let (topic, ends) = (self.topic(), self.ends());
-        match anchor::offsets(cluster.bootstrap(), &topic, properties) {
+        match LogReader::connect(cluster.bootstrap(), None, properties)?.extents(&topic) {
             Ok(found)
-                if found.iter().all(|range| range.start == 0)
-                    && found.iter().map(|range| range.end).eq(ends.iter().copied()) =>
+                if found
+                    .iter()
+                    .map(|extent| extent.offsets.clone())
+                    .eq(ends.iter().map(|end| 0..*end)) =>
             {
                 return Ok(ends);
             }
             Ok(_) => bail!("topic {topic} is there and holds something else; delete it"),
-            Err(AnchorError::UnknownTopic { .. }) => {}
+            Err(ReadError::UnknownTopic { .. }) => {}
             Err(error) => return Err(error.into()),
         }
         cluster.create_topic(&topic, self.partitions, &[])?;

@@ -12,7 +12,8 @@ use seriatim_runtime::session_by::SessionBy;
 use super::columns::{Align, NONE, cell, table};
 use super::oldest::{self, Found, Oldest};
 use super::standing::Standing;
-use super::{Common, existing, group_error};
+use super::{Common, existing};
+use crate::consume::topic_error;
 use crate::exit::Exit;
 use crate::json::OwnedBytes;
 use crate::show::show;
@@ -92,7 +93,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     args.common.verbosity.init();
     let groups = args.common.connect()?;
     let group = existing(&groups, &args.group)?;
-    let mut commits = groups.commits(&args.group).map_err(group_error)?;
+    let mut commits = groups.commits(&args.group).map_err(topic_error)?;
     if !args.topics.is_empty() {
         commits.retain(|commit| args.topics.iter().any(|topic| topic == commit.partition.topic()));
         if commits.is_empty() {
@@ -121,7 +122,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
 /// Where the group stands in each partition, and, if it is so, why the log's begin and end are not known.
 fn standings(groups: &Groups, commits: &[GroupCommit]) -> anyhow::Result<Vec<(Standing, Option<String>)>> {
     let partitions: Vec<PartitionId> = commits.iter().map(|commit| commit.partition.clone()).collect();
-    let extents = groups.extents(&partitions).map_err(group_error)?;
+    let extents = groups.extents(&partitions).map_err(topic_error)?;
     let standings = commits.iter().zip(extents).map(|(commit, extent)| match extent {
         Ok(extent) => (Standing::of(commit, Some(extent.offsets)), None),
         Err(error) => (Standing::of(commit, None), Some(error.to_string())),

@@ -2,8 +2,9 @@
 
 use serde::Serialize;
 
+use super::Common;
 use super::columns::{Align, cell, table};
-use super::{Common, group_error};
+use crate::consume::topic_error;
 use crate::exit::Exit;
 
 #[derive(Debug, clap::Args)]
@@ -34,11 +35,11 @@ struct Row {
 pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     args.common.verbosity.init();
     let groups = args.common.connect()?;
-    let listed = groups.list().map_err(group_error)?;
+    let listed = groups.list().map_err(topic_error)?;
     for reason in &listed.missing {
         tracing::warn!("a broker does not tell its groups, and they are missing here: {reason}");
     }
-    let described = groups.describe_all(&listed.names).map_err(group_error)?;
+    let described = groups.describe_all(&listed.names).map_err(topic_error)?;
     let rows = listed.names.into_iter().zip(described).filter_map(|(name, group)| {
         Some(match group {
             Ok(group) => {

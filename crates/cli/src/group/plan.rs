@@ -8,8 +8,8 @@ use seriatim_engine::record::{Offset, PartitionId};
 use seriatim_kafka::groups::{GroupCommit, Groups};
 use seriatim_kafka::reader::{Extent, LogReader, ReadFrom};
 
-use super::group_error;
 use super::standing::Standing;
+use crate::consume::topic_error;
 use crate::exit::Exit;
 
 /// A topic, or one partition of it: `chat`, `chat:3`.
@@ -88,14 +88,14 @@ pub(super) fn moves(
 ) -> anyhow::Result<Vec<Move>> {
     let chosen = chosen(groups.logs(), commits, choices)?;
     let mut extents = Vec::with_capacity(chosen.len());
-    for (partition, extent) in chosen.iter().zip(groups.extents(&chosen).map_err(group_error)?) {
+    for (partition, extent) in chosen.iter().zip(groups.extents(&chosen).map_err(topic_error)?) {
         let extent = extent.with_context(|| format!("{partition} cannot be moved now, and nothing was"))?;
         extents.push(extent);
     }
     if let ReadFrom::Offset(offset) = to {
         judge_offset(&extents, offset)?;
     }
-    let offsets = groups.logs().resolve(&extents, to).map_err(group_error)?;
+    let offsets = groups.logs().resolve(&extents, to).map_err(topic_error)?;
     let moves = extents
         .into_iter()
         .zip(offsets)
@@ -120,7 +120,7 @@ fn chosen(logs: &LogReader, commits: &[GroupCommit], choices: &[Choice]) -> anyh
     topics.dedup();
     let mut chosen = Vec::new();
     for topic in topics {
-        let all = logs.partitions(topic).map_err(group_error)?;
+        let all = logs.partitions(topic).map_err(topic_error)?;
         let of_topic = choices.iter().filter(|choice| choice.topic == topic);
         let numbers: Option<Vec<i32>> = of_topic.map(|choice| choice.partition).collect();
         // A topic that is named without a partition, or not at all, is meant as a whole.

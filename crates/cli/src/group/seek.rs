@@ -11,8 +11,9 @@ use seriatim_kafka::reader::ReadFrom;
 
 use super::columns::{Align, NONE, cell, table};
 use super::plan::{Choice, Effect, Move, moves};
-use super::{Common, Format, existing, group_error};
+use super::{Common, Format, existing};
 use crate::consume::read_from;
+use crate::consume::topic_error;
 use crate::exit::Exit;
 use crate::units::{counted, grouped};
 
@@ -83,7 +84,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     if let Some(members) = running(&group) {
         args.note_running(&members)?;
     }
-    let commits = groups.commits(&args.group).map_err(group_error)?;
+    let commits = groups.commits(&args.group).map_err(topic_error)?;
     let moves = moves(&groups, &commits, &args.topics, args.to)?;
     if moves.is_empty() {
         let group = &args.group;
@@ -188,13 +189,13 @@ fn is_wanted(input: &mut impl BufRead, output: &mut impl Write, report: &Report)
 /// Commits, and asks what is committed then.
 fn carry_out(groups: &Groups, group: &str, moves: &[Move]) -> anyhow::Result<()> {
     let places: Vec<(PartitionId, Offset)> = moves.iter().map(|one| (one.partition.clone(), one.to)).collect();
-    let refused = groups.seek(group, &places).map_err(group_error)?;
+    let refused = groups.seek(group, &places).map_err(topic_error)?;
     if !refused.is_empty() {
         let reasons: Vec<String> = refused.iter().map(ToString::to_string).collect();
         let others = counted((places.len() - refused.len()) as u64, "other partition");
         bail!("{}; {others} moved", reasons.join("; "));
     }
-    let commits = groups.commits(group).map_err(group_error)?;
+    let commits = groups.commits(group).map_err(topic_error)?;
     let holds = |(partition, offset): &&(PartitionId, Offset)| {
         let mut commits = commits.iter();
         commits.any(|commit| commit.partition == *partition && commit.offset == *offset && commit.metadata.is_empty())
