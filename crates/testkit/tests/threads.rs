@@ -107,6 +107,16 @@ impl Bench {
         drive::start(connect, handler, letters, observer, config()).expect("the log can be joined")
     }
 
+    fn run_until_all_is_committed(&self) {
+        let running = self.start(0);
+        assert!(
+            self.log.wait_until_committed(GROUP, TOPIC, PATIENCE),
+            "not all is committed"
+        );
+        running.stop();
+        wait_for_end(running);
+    }
+
     fn produce(&self, records: std::ops::Range<u32>, sessions: u32) {
         for n in records {
             self.log
@@ -147,13 +157,7 @@ fn wait_for_end(mut running: Running) {
 fn twenty_thousand_records_settle_in_order() {
     let bench = Bench::new(4);
     bench.produce(0..20_000, 200);
-    let running = bench.start(0);
-    assert!(
-        bench.log.wait_until_committed(GROUP, TOPIC, PATIENCE),
-        "not all is committed"
-    );
-    running.stop();
-    wait_for_end(running);
+    bench.run_until_all_is_committed();
     let judgement = bench.judge();
     judgement.assert_clean();
     assert!(
@@ -168,13 +172,7 @@ fn a_fresh_group_opens_all_its_periods_by_one_commit() {
     const PARTITIONS: i32 = 50;
     let bench = Bench::new(PARTITIONS);
     bench.produce(0..1_000, 200);
-    let running = bench.start(0);
-    assert!(
-        bench.log.wait_until_committed(GROUP, TOPIC, PATIENCE),
-        "not all is committed"
-    );
-    running.stop();
-    wait_for_end(running);
+    bench.run_until_all_is_committed();
     let entries = bench.history.entries();
     let before_any_start = entries
         .iter()

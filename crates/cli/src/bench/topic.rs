@@ -108,9 +108,9 @@ pub fn run(args: &Args, connection: &Connection, format: Format) -> anyhow::Resu
         return Err(Exit::Usage.error("no broker is named: say `-b HOST:PORT`, e.g. `-b localhost:9092`"));
     };
     let properties = properties(&connection.properties)?;
-    let reader = LogReader::connect(brokers, None, &properties).map_err(topic_error)?;
-    let ends: Vec<Option<i64>> = reader
-        .extents(&topic)
+    // The client that asks is gone before anything is measured.
+    let extents = LogReader::connect(brokers, None, &properties).and_then(|reader| reader.extents(&topic));
+    let ends: Vec<Option<i64>> = extents
         .map_err(topic_error)?
         .iter()
         .map(|extent| (!extent.offsets.is_empty()).then_some(extent.offsets.end))

@@ -12,8 +12,7 @@ use seriatim_kafka::reader::ReadFrom;
 use super::columns::{Align, NONE, cell, table};
 use super::plan::{Choice, Effect, Move, moves};
 use super::{Common, Format, existing};
-use crate::consume::read_from;
-use crate::consume::topic_error;
+use crate::consume::{read_from, topic_error};
 use crate::exit::Exit;
 use crate::units::{counted, grouped};
 
