@@ -17,6 +17,7 @@ use std::time::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::Deserialize;
 use seriatim::prelude::*;
+use seriatim::runtime::worker::STARTS_PER_LOOK;
 use seriatim_testkit::history::recording::{self, Consumes, Header, Recorder};
 use seriatim_testkit::history::{EpochNumber, History, TracedBackend, TracedHandler, TracedObserver, What};
 use temper::{Fate, Temper};
@@ -123,6 +124,7 @@ impl Order {
                 unsettled_max: unsettled.unsettled_records_max + READ_MAX,
                 partition_unsettled_max: unsettled.partition_records_max + READ_MAX,
                 drain_max_ms: self.drain_timeout_ms + LAST_COMMIT_MAX_MS,
+                starts_per_look: workers * STARTS_PER_LOOK,
             },
         };
         let (step, mut left, mut revoked) = (self.step, self.nth, HashSet::new());

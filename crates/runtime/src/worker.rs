@@ -45,8 +45,8 @@ pub struct WorkerConfig {
 const STARTS_PER_STEP: usize = 256;
 
 /// Records started between two looks at the clock and at urgent mail: a process may be frozen anywhere, and go on after its
-/// lease has ended; a partition may be lost in the middle of a step.
-const STARTS_PER_LOOK: usize = 16;
+/// lease has ended; a partition may be lost in the middle of a step. So many a worker may start yet then.
+pub const STARTS_PER_LOOK: usize = 16;
 
 /// How often a cancelled attempt that something still holds on to is looked at.
 const ABANDONED_RECHECK: Duration = Duration::from_millis(10);

@@ -8,7 +8,7 @@
 //! | P3 | Below a commit, and in its ack map, everything is settled; nothing is committed past the end; at the end nothing is unsettled. |
 //! | P4 | Commits of a partition never fall, and only its owner commits: what the group tells is the last commit that was acknowledged, or one sent after it. |
 //! | P6 | What is settled starts again only at or above the durable commit, outside the durable ack map, and not in the same epoch. A clean release repeats nothing. |
-//! | P7 | Nothing starts outside a period of ownership. |
+//! | P7 | Nothing starts outside a period of ownership, nor after the lease but what was about to start when a process was frozen. |
 //! | P8 | Dead letters are exactly the permanent, exhausted and undecodable records, and those in flight at three crashes in a row, intact, and once an epoch. |
 //! | P9 | Attempts count on from what the commit tells that an epoch began at, or 1, 2, …, no sooner than their back-off, at most the limit, none after a permanent failure. A clean release forgets none of the oldest. |
 //! | P10 | Handlers and unsettled records stay within their limits; a held partition delivers nothing. |
@@ -59,6 +59,8 @@ pub struct Rules {
     pub loss_slack: Duration,
     /// Whether nothing may start after the group has dropped an instance, though it did not learn of it: the lease.
     pub lease: bool,
+    /// Records that an instance may start without a look at the clock: which it may so start yet after it was frozen.
+    pub starts_per_look: usize,
     /// What becomes of partitions that are added to a topic.
     pub growth: Growth,
     /// Whether at the end everything must be settled and committed.
@@ -77,6 +79,7 @@ impl Default for Rules {
             clock_slack: Duration::ZERO,
             loss_slack: Duration::ZERO,
             lease: false,
+            starts_per_look: 0,
             growth: Growth::Warn,
             settled: true,
         }

@@ -273,6 +273,40 @@ fn p7_a_start_outside_of_ownership() {
 }
 
 #[test]
+fn p7_what_was_about_to_start_when_its_process_was_frozen() {
+    let frozen = |records: &str, delivered: &str| {
+        Tale::of(records)
+            .leased()
+            .slack(20)
+            .unfinished()
+            .tell("1 assign")
+            .tell(delivered)
+            .tell("1 expire; 1 wait 1000")
+    };
+    let all = "1 deliver 3";
+    // Two are started without a look at the clock.
+    frozen("a0 b1 c2", all).tell("1 start a0; 1 start b1").assert_good();
+    frozen("a0 b1 c2", all)
+        .tell("1 start a0; 1 start b1; 1 start c2")
+        .assert_breaks("P7");
+    // It has long been back.
+    frozen("a0 b1 c2", all)
+        .tell("1 start a0; 1 wait 30; 1 start b1")
+        .assert_breaks("P7");
+    // It was not there before.
+    frozen("a0 b1 c2", "1 deliver 1")
+        .tell("1 deliver 1; 1 start b1")
+        .assert_breaks("P7");
+    // It was not frozen.
+    Tale::of("a0")
+        .leased()
+        .slack(20)
+        .unfinished()
+        .tell("1 assign; 1 deliver 1; 1 wait 999; 1 expire; 1 start a0")
+        .assert_breaks("P7");
+}
+
+#[test]
 fn p8_dead_letters_without_cause_twice_or_lost() {
     let rejected = "1 assign; 1 start a0; 1 reject a0; 1 letter a0 permanent 1";
     Tale::of("a0")

@@ -35,6 +35,7 @@ fn consumes(group: &str) -> Consumes {
             unsettled_max: 100,
             partition_unsettled_max: 50,
             drain_max_ms: 1_000,
+            starts_per_look: 32,
         },
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use seriatim::prelude::*;
 use seriatim_kafka::source::StartAt;
 use seriatim_runtime::backend::Backend;
+use seriatim_runtime::worker::STARTS_PER_LOOK;
 use seriatim_testkit::history::recording::{self, Consumes};
 
 use super::place::RangeRule;
@@ -251,6 +252,7 @@ impl Args {
                 unsettled_max: unsettled.unsettled_records_max + READ_MAX,
                 partition_unsettled_max: unsettled.partition_records_max + READ_MAX,
                 drain_max_ms: (limits.drain_timeout + LAST_COMMIT_MAX).as_millis() as u64,
+                starts_per_look: workers * STARTS_PER_LOOK,
             },
         };
         Recording::begin(file, consumes).map(Some)

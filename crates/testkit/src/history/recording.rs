@@ -66,6 +66,9 @@ pub struct Limits {
     pub partition_unsettled_max: usize,
     /// How long a drain may take, in milliseconds.
     pub drain_max_ms: u64,
+    /// Records that all workers together start without a look at the clock. Nothing in recordings of older versions.
+    #[serde(default)]
+    pub starts_per_look: usize,
 }
 
 /// The moment at which a process began, on both of its clocks.
@@ -126,6 +129,7 @@ impl Limits {
             unsettled_max: self.unsettled_max,
             partition_unsettled_max: self.partition_unsettled_max,
             drain_max: Duration::from_millis(self.drain_max_ms),
+            starts_per_look: self.starts_per_look,
             ..Rules::default()
         }
     }
@@ -138,6 +142,7 @@ impl Limits {
             unsettled_max: self.unsettled_max.max(other.unsettled_max),
             partition_unsettled_max: self.partition_unsettled_max.max(other.partition_unsettled_max),
             drain_max_ms: self.drain_max_ms.max(other.drain_max_ms),
+            starts_per_look: self.starts_per_look.max(other.starts_per_look),
         }
     }
 }

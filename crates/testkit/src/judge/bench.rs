@@ -57,7 +57,20 @@ pub(super) struct Instance {
     pub(super) open: usize,
     pub(super) unsettled: usize,
     pub(super) paused_at: Option<Duration>,
+    /// When it was last heard of.
+    pub(super) heard_at: Duration,
+    pub(super) woken: Woken,
 }
+
+/// When an instance was last heard of again after a silence, and what it has started since after its lease.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Woken {
+    pub(super) at: Duration,
+    pub(super) late_starts: usize,
+}
+
+/// An instance that has records to work on is heard of more often, unless it is frozen.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// A handler that runs, or one that was cancelled and has left work behind.
 pub(super) struct Open {
@@ -120,6 +133,10 @@ impl<'a> Judge<'a> {
 
     pub(super) fn take(&mut self, entry: &'a Entry) {
         let (i, at) = (entry.instance, entry.at);
+        // That it has expired is not its own word.
+        if !matches!(entry.what, What::Expired) {
+            self.heard(i, at);
+        }
         match &entry.what {
             What::Assign {
                 epoch,
@@ -159,6 +176,16 @@ impl<'a> Judge<'a> {
             What::CheckerViolation(text) => {
                 self.blame("P1", Focus::All, format!("the engine's own checker says: {text}"))
             }
+        }
+    }
+
+    fn heard(&mut self, i: u32, at: Duration) {
+        let instance = self.instance(i);
+        let heard_at = std::mem::replace(&mut instance.heard_at, at);
+        if at.saturating_sub(heard_at) >= SILENCE {
+            instance.woken = Woken { at, late_starts: 0 };
+            let epochs = self.epochs.iter_mut().filter(|epoch| epoch.instance == i);
+            epochs.for_each(Epoch::note_silence);
         }
     }
 

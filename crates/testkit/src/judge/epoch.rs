@@ -27,8 +27,9 @@ pub(super) struct Epoch {
     /// Whether the commit that is sent next, and the last that was, have no room for all that is settled.
     pub(super) map_cut: (bool, bool),
     pub(super) held: bool,
-    /// The index of the next record to be delivered.
+    /// The index of the next record to be delivered, and what it was when its instance was last silent.
     position: usize,
+    position_before_silence: usize,
     /// Records that were delivered and are not settled.
     pub(super) unsettled: usize,
     pub(super) attempts: HashMap<usize, Attempts>,
@@ -78,6 +79,7 @@ impl Epoch {
             map_cut: (false, false),
             held: false,
             position: start,
+            position_before_silence: start,
             unsettled: 0,
             attempts: HashMap::new(),
             commit: CommitState::Stands,
@@ -90,6 +92,16 @@ impl Epoch {
 
     pub(super) fn is_settled(&self, place: usize) -> bool {
         place.checked_sub(self.start).and_then(|place| self.settled.get(place)) == Some(&true)
+    }
+
+    /// Its instance was not heard of for long.
+    pub(super) fn note_silence(&mut self) {
+        self.position_before_silence = self.position;
+    }
+
+    /// Whether the record was there when its instance was last silent.
+    pub(super) fn was_delivered_before_silence(&self, place: usize) -> bool {
+        place < self.position_before_silence
     }
 
     /// The records that were delivered. After a crash nobody may know that some of them were settled.

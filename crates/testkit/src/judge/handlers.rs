@@ -26,7 +26,7 @@ impl Judge<'_> {
         };
         if self.epochs[number.0].fenced {
             self.judgement.counts.starts_after_lease += 1;
-            if self.rules.lease {
+            if self.rules.lease && !self.was_about_to_start(i, number, place, at) {
                 self.blame(
                     "P7",
                     record,
@@ -47,6 +47,16 @@ impl Judge<'_> {
                 format!("{record} starts, and one handler too many runs in instance {i}"),
             );
         }
+    }
+
+    /// P7: a process may be frozen anywhere, also between its look at the clock and the starts for which it has looked. When it
+    /// goes on, it starts these yet: a few records that it had, at once.
+    fn was_about_to_start(&mut self, i: u32, number: EpochNumber, place: usize, at: Duration) -> bool {
+        let (slack, starts_max) = (self.rules.loss_slack, self.rules.starts_per_look);
+        let had = self.epochs[number.0].was_delivered_before_silence(place);
+        let woken = &mut self.instance(i).woken;
+        woken.late_starts += 1;
+        had && woken.late_starts <= starts_max && at <= woken.at + slack
     }
 
     /// P7: in real processes a worker hears of a loss a moment after it was noted. What it starts by then is the old

@@ -190,7 +190,7 @@ impl Tale {
         (partition.committed, partition.settled) = (Some(offset(words[0])), ack_map(words));
     }
 
-    /// Three attempts, three handlers, ten records, drains of 100 ms.
+    /// Three attempts, three handlers, ten records, drains of 100 ms, two starts for a look at the clock.
     fn rules(&self) -> Rules {
         Rules {
             attempts_max: 3,
@@ -198,6 +198,7 @@ impl Tale {
             unsettled_max: 10,
             drain_max: Duration::from_millis(100),
             lease: self.lease,
+            starts_per_look: 2,
             loss_slack: self.loss_slack,
             settled: self.settled,
             ..Rules::default()

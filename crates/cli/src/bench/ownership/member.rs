@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use seriatim::prelude::*;
 use seriatim::runtime::ports::{Event, Observer};
+use seriatim::runtime::worker::STARTS_PER_LOOK;
 use seriatim_testkit::history::recording::{Consumes, Header, Limits as RecordedLimits, Recorder};
 use seriatim_testkit::history::{History, TracedBackend, TracedHandler, TracedObserver, What};
 use tokio::sync::oneshot;
@@ -145,6 +146,7 @@ fn record(spec: &Spec) -> anyhow::Result<History> {
             unsettled_max: limits.unsettled_records_max + READ_MAX,
             partition_unsettled_max: limits.partition_records_max + READ_MAX,
             drain_max_ms: (DRAIN_TIMEOUT + LAST_COMMIT_MAX).as_millis() as u64,
+            starts_per_look: workers * STARTS_PER_LOOK,
         },
     };
     let failed = |error| eprintln!("the recording ends here: {error}");
