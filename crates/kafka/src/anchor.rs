@@ -86,11 +86,11 @@ pub async fn stream(
         .map_err(failed("committing"))
 }
 
-/// How long the cluster may take to say what it has.
-const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Enough to reach every partition.
 const WARM_UP_RECORDS: u32 = 1_000;
+
+/// How long the cluster may take to say what it has.
+const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Writes records as fast as the cluster takes them: idempotent, pipelined, partitioned by Java's murmur2 of the key.
 pub struct Loader {

@@ -174,7 +174,7 @@ where
         let slot = self.slots.vacant();
         let deadline = self.deadline(now);
         let Batch { shared, bytes, .. } = batch;
-        let (record, kept) = if shared.is_pinned() || self.pins.has_room() {
+        let (record, kept) = if self.pins.has_room() || shared.is_pinned() {
             (shared.record(index), None)
         } else {
             let copy = shared.copy(index);
